@@ -275,7 +275,7 @@ def create_dashboard(
     if options.oidc is not None:
         OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
     AlertPages(alerts, alert_changes, attention_model, clock).init_app(app, live)
-    AttentionPages(attention_model, acknowledging, clock).init_app(app, live)
+    AttentionPages(attention_model, acknowledging, tube_errors.worst_by_tube, clock).init_app(app, live)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
     tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved)
@@ -364,6 +364,8 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     navigation      endpoint and label of each page that the principal may see.
     """
     pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
+    if principal().sees_bodies:
+        pages.insert(2, ("errors", "Errors"))
     if principal().sees_all:
         pages.append(("policies", "Policies"))
     if sees_alerts():

@@ -190,9 +190,8 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
     tasks = re.findall(r"task\?id=(\w+)", client.get("/task", headers=headers).text)
     assert tasks
     each, by_state = ids.values(), [f"tube=mail&state={state}" for state in ids]
-    live = [f"page={page}" for page in ("overview", "connections", "attention")] + [
-        f"page=tube&{query}" for query in by_state
-    ]
+    live = [f"page={page}" for page in ("overview", "connections", "attention")]
+    live += [f"page=tube&{query}" for query in by_state]
     live += [f"page=job&id={id}" for id in each] + [f"page=tube&{by_state[0]}&q=pri:10", "page=connection&number=2"]
     return {
         "/": ["/"],
@@ -224,6 +223,7 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/static/<path:filename>": [],
         "/task": ["/task", *[f"/task?id={id}" for id in tasks]],
         "/tube": [f"/tube?{query}{more}" for query in by_state for more in ("", "&q=pri:10", "&sample=mine")],
+        "/errors": ["/errors", "/errors?jobs=dead-letters"],
         "/tube/errors": ["/tube/errors?tube=mail", "/tube/errors?tube=mail&state=ready&field=marker"],
         "/tube/history": ["/tube/history?tube=mail"],
         "/tube/history.json": ["/tube/history.json?tube=mail"],
@@ -278,7 +278,7 @@ def test_bodies_appear_where_they_are_not_hidden(queue: Queue, ids: dict[str, in
     client = queue.app().test_client()
     save_sample(client)
     places = {rule for rule, times in shown(client, ids).items() if times}
-    assert places >= {"/job", "/job/body", "/job/form", "/export", "/tube", "/tube/errors"}
+    assert places >= {"/job", "/job/body", "/job/form", "/export", "/tube", "/tube/errors", "/errors"}
 
 
 def test_refused_change_does_not_show_a_hidden_body(queue: Queue, ids: dict[str, int]) -> None:

@@ -118,6 +118,7 @@ TABLE: dict[str, list[Probe]] = {
     "POST /api/v1/tubes/pause": [api("/tubes/pause?pattern=*&dry_run=false", {"seconds": 9})],
     "POST /api/v1/tubes/resume": [api("/tubes/resume?pattern=*&dry_run=false")],
     "POST /api/v1/tubes/kick": [api("/tubes/kick?pattern=*&dry_run=false")],
+    "GET /errors": [Probe("/errors"), Probe("/errors?task={task}"), Probe("/errors?jobs=dead-letters")],
     "GET /tube/errors": [Probe("/tube/errors?tube={tube}"), Probe("/tube/errors?task={task}"),
                          Probe("/tube/errors?tube=billing.failed")],
     "POST /zone": [form("/zone", zone="local")],
@@ -148,6 +149,7 @@ TABLE: dict[str, list[Probe]] = {
     "GET /api/v1/saved-searches": [api("/saved-searches")],
     "POST /api/v1/saved-searches": [api("/saved-searches", {"name": "new", "q": "tube:{tube}"})],
     "DELETE /api/v1/saved-searches": [api("/saved-searches?name=hidden")],
+    "GET /api/v1/errors": [api("/errors"), api("/errors?jobs=dead_letters")],
     "GET /api/v1/tube/errors": [api("/tube/errors?tube={tube}"), api("/tube/errors?tube=billing.failed")],
     "GET /login": [Probe("/login?next=/tube?tube={tube}")],
     "POST /login": [form("/login", name="eve", next="/tube?tube={tube}")],
@@ -473,7 +475,7 @@ WITHOUT_TRACES = frozenset(
         *("/healthz", "/readyz", "/static/<path:filename>", "/login", "/sessions", "/job/holder", "/find", "/search"),
         *("/server/history.json", "/tube/history", "/tube/history.json", "/events"),
         *(f"/api/v1{path}" for path in ("/docs", "/openapi.json", "/server", "/server/history", "/tubes/history")),
-        *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/tube/errors")),
+        *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/errors", "/tube/errors")),
         "/api/v1/jobs/<id>/failure",
     }
 )

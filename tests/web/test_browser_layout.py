@@ -103,6 +103,8 @@ def pages(tab: Tab, wide: str) -> dict[str, str]:
         "tube-filter": f"tube?{mail}&q=pri:0",
         "tube-filter-task": "tube?tube=billing.invoices&q=pri:%3E1999",
         "tube-filter-error": f"tube?{mail}&q=pri:x",
+        "attention": "attention",
+        "errors": "errors",
         "tube-errors": f"tube/errors?{mail}",
         "tube-errors-long": f"tube/errors?{long}",
         "tube-history": f"tube/history?{mail}",

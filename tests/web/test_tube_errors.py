@@ -19,6 +19,7 @@ from greenstalk_server.web.changes.tasks import CANCELLED, Task
 from greenstalk_server.web.features.errors import groups as error_groups
 from greenstalk_server.web.features.errors import pages as tube_errors
 from greenstalk_server.web.features.errors.groups import MAX_GROUPS, ErrorGroups
+from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED
 from greenstalk_server.web.reads.jobs.query import Query, parse
 from tests.support.daemon import TIMEOUT
@@ -170,23 +171,23 @@ def test_dead_letters_of_all_states_are_grouped(queue: Queue, client: FlaskClien
 
 
 def test_large_and_lost_bodies_are_counted(queue: Queue) -> None:
-    groups = ErrorGroups(Query(), ())
+    groups = ErrorGroups(Query(), (), 0)
     groups.add(job(body=b'{"error":"%s"}' % (b"x" * MAX_PARSED)), None)
     lost = job(body=b"x")
     groups.add(lost, None)
-    groups.close()
+    groups.close(Pace())
     assert [(group.error, group.jobs) for group in groups.groups] == [(None, 1)]
     assert (groups.total, groups.unread) == (2, 1)
 
 
 def test_number_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_groups, "MAX_DISTINCT", MAX_GROUPS + 10)
-    groups = ErrorGroups(Query(), ())
+    groups = ErrorGroups(Query(), (), 0)
     words = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(MAX_GROUPS + 30)]
     for word in [*words, words[7]]:
         body = json.dumps(failing(word)).encode()
         groups.add(job(body=body), body)
-    groups.close()
+    groups.close(Pace())
     assert len(groups.groups) == MAX_GROUPS
     assert (groups.groups[0].error, groups.groups[0].jobs) == (words[7], 2)
     assert (groups.total, groups.others, groups.other_groups) == (MAX_GROUPS + 31, 30, 10)
@@ -277,10 +278,10 @@ def test_principal_who_sees_no_bodies_gets_the_list_of_jobs(queue: Queue, visit:
 )
 def test_queries_of_the_groups_divide_the_jobs(errors: list[str]) -> None:
     jobs = [job(id=number, body=json.dumps(failing(error)).encode()) for number, error in enumerate(errors)]
-    groups = ErrorGroups(Query(), ())
+    groups = ErrorGroups(Query(), (), 0)
     for one in jobs:
         groups.add(one, one.body)
-    groups.close()
+    groups.close(Pace())
     found: list[int] = []
     for group in groups.groups:
         query = parse(group.q)

@@ -84,6 +84,7 @@ class Task:
     is_cancelled    a principal has cancelled the task; it ends at its next `checkpoint`.
     message         reason why the task ended early, or the jobs that it skipped; otherwise empty.
     back            a function that returns the address of the task's subject; None if there is no such page.
+    is_listed       whether the task is in the list of tasks; a task that a page starts by itself is not.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Task:
         self.facts: tuple[Fact, ...] = ()
         self.message: str = ""
         self.back: Callable[[], str] | None = None
+        self.is_listed: bool = True
         self.details: Callable[[], Mapping[str, object]] = dict
         self.is_cancelled: bool = False
         self._has_ended: Event = Event()
@@ -175,6 +177,7 @@ class Tasks:
         verb: str = "changed",
         noun: str = "job",
         facts: tuple[Fact, ...] = (),
+        is_listed: bool = True,
     ) -> Task:
         """Start *work* for the current principal; raise ServiceUnavailable if too many tasks run. Does not switch.
 
@@ -191,6 +194,7 @@ class Tasks:
         task = Task(title, subject, endpoint, needs_bodies, principal(), self._clock())
         task.kind, task.details = kind, details
         task.back, task.verb, task.noun, task.facts = back, verb, noun, facts
+        task.is_listed = is_listed
         self._kept[task.id] = task
         self._forget_old(endpoint)
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
@@ -216,12 +220,12 @@ class Tasks:
         return next((task for task in found if is_wanted(task.subject)), None)
 
     def all(self) -> list[Task]:
-        """Return the tasks that the current principal may see, newest first."""
+        """Return the listed tasks that the current principal may see, newest first."""
         who = principal()
         return [
             task
             for task in reversed(self._kept.values())
-            if _sees(who, task) and (who.sees_bodies or not task.needs_bodies)
+            if task.is_listed and _sees(who, task) and (who.sees_bodies or not task.needs_bodies)
         ]
 
     def find(self, fields: Fields, name: str = "task") -> Task:

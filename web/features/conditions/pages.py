@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from greenstalk_server.core.tube_names import is_tube_pattern
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.conditions.acknowledgements import MAX_REASON_LENGTH, MAX_SECONDS, Acknowledgement
 from greenstalk_server.web.features.conditions.changes import AcknowledgementChanges, may_acknowledge
-from greenstalk_server.web.features.conditions.measures import KINDS, ActiveCondition
+from greenstalk_server.web.features.conditions.measures import BURIED, KINDS, ActiveCondition
 from greenstalk_server.web.features.conditions.rows import AttentionModel, Row, Rows
 from greenstalk_server.web.features.conditions.visible import Condition, shown_condition
 from greenstalk_server.web.framework import fields, text
@@ -52,6 +52,7 @@ class ShownRow:
     worst               its worst condition.
     text                the sentence of that condition, without the name of the tube.
     form, lasting       the form in which its start is shown, and its age.
+    error               the most common error of the buried jobs of its tube; empty if it is not known.
     chips               label and link of each further condition.
     href                of the form that acknowledges the conditions; empty if the principal may not.
     acknowledgement     the one of the worst condition; None if it is not acknowledged.
@@ -61,6 +62,7 @@ class ShownRow:
     text: str
     form: str
     lasting: str
+    error: str
     chips: list[tuple[str, str]]
     href: str
     acknowledgement: Acknowledgement | None
@@ -85,15 +87,22 @@ class AttentionPanel:
     is_evaluated: bool
 
 
-def attention_panel(attention: AttentionModel, now: int, most: int = MAX_PANEL_ROWS) -> AttentionPanel:
+WorstErrors = Callable[[bool], Mapping[bytes, tuple[str, int]]]
+"""Returns the most common error of each tube, and its number of jobs; starts to find them if its argument is True."""
+
+
+def attention_panel(
+    attention: AttentionModel, errors: WorstErrors, now: int, most: int = MAX_PANEL_ROWS
+) -> AttentionPanel:
     """Return the panel with the *most* worst rows that the principal may see, at the time *now*. May switch."""
     found = attention.visible()
+    worst = errors(any(row.worst.measure.kind == BURIED for row in found.active.rows[:most]))
     total = found.active.severities.total()
     return AttentionPanel(
-        rows=[_shown(row, now) for row in found.active.rows[:most]],
+        rows=[_shown(row, worst, now) for row in found.active.rows[:most]],
         summary=_summary(found.active),
         more=max(0, total - most),
-        acknowledged=[_shown(row, now) for row in found.acknowledged.rows[:MAX_PAGE_ROWS]],
+        acknowledged=[_shown(row, worst, now) for row in found.acknowledged.rows[:MAX_PAGE_ROWS]],
         acknowledged_count=found.acknowledged.severities.total(),
         is_evaluated=bool(attention.monitor.evaluated_at),
     )
@@ -102,7 +111,10 @@ def attention_panel(attention: AttentionModel, now: int, most: int = MAX_PANEL_R
 class AttentionPages:
     """The page `/attention`, and its forms."""
 
-    def __init__(self, attention: AttentionModel, changes: AcknowledgementChanges, clock: Clock) -> None:
+    def __init__(
+        self, attention: AttentionModel, changes: AcknowledgementChanges, errors: WorstErrors, clock: Clock
+    ) -> None:
+        self._errors: WorstErrors = errors
         self._attention: AttentionModel = attention
         self._changes: AcknowledgementChanges = changes
         self._clock: Clock = clock
@@ -153,7 +165,7 @@ class AttentionPages:
 
     def _values(self, now: int) -> dict[str, Any]:
         return {
-            "attention": attention_panel(self._attention, now, MAX_PAGE_ROWS),
+            "attention": attention_panel(self._attention, self._errors, now, MAX_PAGE_ROWS),
             "acknowledgements": self._changes.visible(),
             "kind_labels": KIND_LABELS,
             "may_acknowledge": may_acknowledge,
@@ -193,7 +205,7 @@ def _summary(rows: Rows) -> str:
     return ", ".join([text.counted(count, word) for count, word in counts if count])
 
 
-def _shown(row: Row, now: int) -> ShownRow:
+def _shown(row: Row, errors: Mapping[bytes, tuple[str, int]], now: int) -> ShownRow:
     measure, others = row.worst.measure, row.conditions[1:]
     age, worst = max(0, now - row.worst.since), shown_condition(row.worst, row.acknowledgement)
     return ShownRow(
@@ -201,6 +213,7 @@ def _shown(row: Row, now: int) -> ShownRow:
         text=worst.sentence.replace(f" of “{worst.tube}”", "", 1),
         form="full" if age > SAME_DAY else "clock",
         lasting=text.duration(age // SECOND // 60 * 60) if age >= 60 * SECOND else "just now",
+        error=errors[measure.tube][0] if measure.kind == BURIED and measure.tube in errors else "",
         chips=[_chip(other) for other in others],
         href=acknowledge_href(measure.tube.decode(), "" if others else measure.kind.name),
         acknowledgement=row.acknowledgement,

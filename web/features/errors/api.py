@@ -11,14 +11,14 @@ from werkzeug.exceptions import NotFound
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
 from greenstalk_server.web.changes.task_model import BUSY, TaskId
-from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Progress
-from greenstalk_server.web.features.errors.errors import TubeErrors
+from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Progress, Task
+from greenstalk_server.web.features.errors.errors import ALL_BURIED, ALL_DEAD_LETTERS, TubeErrors
 from greenstalk_server.web.features.errors.failure import Failure, failure_of
 from greenstalk_server.web.features.errors.groups import MAX_GROUPS, ErrorGroup, ErrorGroups
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import NO_TUBE, Count, JobId, ResponseModel, TubeRequest
+from greenstalk_server.web.framework.api.values import NO_TUBE, Count, JobId, RequestModel, ResponseModel, TubeRequest
 from greenstalk_server.web.reads.jobs.bodies import load_bodies
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PATH, PathError, parse_path
 from greenstalk_server.web.reads.lookup import find_job, tube_of
@@ -62,8 +62,17 @@ class ListErrorsRequest(TubeRequest):
     refresh: Annotated[bool, Meta(description="Group again, even if there is a recent result.")] = False
 
 
+class ListAllErrorsRequest(RequestModel):
+    """Selects the failed jobs of all tubes."""
+
+    jobs: Annotated[
+        Literal["buried", "dead_letters"], Meta(description="Buried jobs, or dead letters that are not reserved.")
+    ] = "buried"
+    refresh: Annotated[bool, Meta(description="Group again, even if there is a recent result.")] = False
+
+
 class ErrorsEndpoints:
-    """The failed jobs of a tube, grouped by their error."""
+    """The failed jobs of a tube, or of all tubes, grouped by their error."""
 
     def __init__(self, broker: Broker, errors: TubeErrors) -> None:
         self._broker: Broker = broker
@@ -99,16 +108,29 @@ class ErrorsEndpoints:
         except PathError as error:
             refuse("field", f"is invalid: {error}".rstrip("."))
         state = 0 if query.state is UNSET else _STATES[query.state]
-        task = self._errors.start(tube_of(self._broker, query.tube), state, path, query.refresh)
-        task.wait(INITIAL_WAIT)
-        found = task.subject_as(ErrorGroups)
-        return ErrorList(
-            task=task.id,
-            state=task.state,
-            scanned=task.scanned,
-            total=task.total,
-            jobs=found.total,
-            groups=found.groups,
-            others=found.others,
-            unread=found.unread,
-        )
+        return _listed(self._errors.start(tube_of(self._broker, query.tube), state, path, query.refresh))
+
+    @endpoint("GET", "/errors", errors=BUSY | {403: "Bodies are hidden from you, so you cannot see their errors."})
+    def list_all_errors(self, query: ListAllErrorsRequest) -> ErrorList:
+        """Group the failed jobs of all tubes that you may see by their error, the most common first.
+
+        The task and its result are as those of `GET /tube/errors`.
+        """
+        jobs = ALL_DEAD_LETTERS if query.jobs == "dead_letters" else ALL_BURIED
+        return _listed(self._errors.start_all(jobs, query.refresh))
+
+
+def _listed(task: Task) -> ErrorList:
+    """Return the groups of *task*, after a short wait for its end. Switches."""
+    task.wait(INITIAL_WAIT)
+    found = task.subject_as(ErrorGroups)
+    return ErrorList(
+        task=task.id,
+        state=task.state,
+        scanned=task.scanned,
+        total=task.total,
+        jobs=found.total,
+        groups=found.groups,
+        others=found.others,
+        unread=found.unread,
+    )

@@ -1,4 +1,4 @@
-"""The errors of a tube: a task groups the failed jobs of the tube by their errors.
+"""The errors of a tube, or of all tubes: a task groups the failed jobs by their errors.
 
 Requests for the same jobs share a running task. They also share a finished task for ten times as long as it took, so
 grouping takes at most a tenth of the time, however often the page is loaded.
@@ -6,30 +6,48 @@ grouping takes at most a tenth of the time, however often the page is loaded.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 from flask import url_for
-from werkzeug.exceptions import Forbidden
+from werkzeug.exceptions import Forbidden, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import DONE, Task, Tasks
 from greenstalk_server.web.features.errors.groups import ErrorGroups
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
-from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
-from greenstalk_server.web.reads.jobs.query import Query, Term, TextMatch
+from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS, JobMatcher, candidate_ids
+from greenstalk_server.web.reads.jobs.query import ANY, REASON, Query, Term, TextMatch
 from greenstalk_server.web.reads.policies import DeadLetterTubes
+from greenstalk_server.web.reads.tubes import each_tube
 
 REUSE_FACTOR: Final = 10
 """A finished grouping is reused for this multiple of the time that it took."""
 
+TUBE_BATCH: Final = 32
+"""Tubes between two checks of the time slice."""
+
 STATES: Final = (BURIED, READY, DELAYED)
 """States that a principal can select for grouping."""
 
+MIN_OVERVIEW_INTERVAL: Final = 60 * SECOND
+"""Minimum nanoseconds between two groupings that the overview starts."""
+
+OVERVIEW_REUSE_FACTOR: Final = 100
+"""The overview groups again at the earliest after this multiple of the time that the last grouping took."""
+
 NOT_RESERVED: Final = Term("state", TextMatch(STATE_NAMES[RESERVED]), is_negated=True)
+
+ALL_BURIED: Final = Query().within("", STATE_NAMES[BURIED])
+ALL_DEAD_LETTERS: Final = Query((Term(REASON, TextMatch(ANY)), NOT_RESERVED))
+"""The failed jobs of all tubes; a dead letter that is buried is in both."""
 
 
 class TubeErrors:
@@ -48,23 +66,68 @@ class TubeErrors:
         path        the field with the error; empty to find the error as job_errors describes.
         is_fresh    do not return a finished task.
         """
+        name = tube.name.decode()
+        return self._start(
+            self._query(tube, state), path, is_fresh, "tube_errors", lambda: url_for("tube_errors", tube=name)
+        )
+
+    def start_all(self, query: Query, is_fresh: bool = False) -> Task:
+        """Group the jobs of all tubes that match *query*, ALL_BURIED or ALL_DEAD_LETTERS, as `start` does."""
+        return self._start(query, (), is_fresh, "errors", lambda: url_for("errors"))
+
+    def worst_by_tube(self, may_start: bool) -> Mapping[bytes, tuple[str, int]]:
+        """Return the most common error of each tube in the last grouping of all buried jobs. Does not switch.
+
+        Tubes without one of its groups are left out. If *may_start* and the grouping is not recent, start the next one
+        in the background, unless the overview of another principal does so now.
+        """
+        if not principal().sees_bodies:
+            return {}
+        if may_start and not self._is_recent_for_overview(self._latest(ALL_BURIED, ())):
+            with suppress(ServiceUnavailable):
+                self._start(ALL_BURIED, (), True, "errors", lambda: url_for("errors"), is_listed=False)
+        done = self._tasks.latest(
+            lambda subject: isinstance(subject, ErrorGroups) and subject.query == ALL_BURIED and subject.is_closed
+        )
+        return done.subject_as(ErrorGroups).worst if done is not None else {}
+
+    def _is_recent_for_overview(self, found: Task | None) -> bool:
+        if self._tasks.running(lambda task: not task.is_listed) is not None:
+            return True
+        if found is None or found.is_running:
+            return found is not None
+        taken = found.ended_at - found.started_at
+        return self._clock() - found.ended_at < max(MIN_OVERVIEW_INTERVAL, OVERVIEW_REUSE_FACTOR * taken)
+
+    def _start(
+        self,
+        query: Query,
+        path: Path,
+        is_fresh: bool,
+        endpoint: str,
+        back: Callable[[], str],
+        is_listed: bool = True,
+    ) -> Task:
         if not principal().sees_bodies:
             raise Forbidden("Job bodies are hidden from you, so you cannot see their errors.")
-        query = self._query(tube, state)
-        found = self._tasks.latest(
-            lambda subject: isinstance(subject, ErrorGroups) and (subject.query, subject.path) == (query, path)
-        )
+        found = self._latest(query, path)
         if found is not None and (found.is_running or (not is_fresh and self._is_recent(found))):
             return found
-        groups, name = ErrorGroups(query, path), tube.name.decode()
+        groups = ErrorGroups(query, path, self._clock())
         return self._tasks.start(
             f"Errors of {query}",
             groups,
             lambda task: self._work(task, groups),
             kind="errors",
-            endpoint="tube_errors",
+            endpoint=endpoint,
             needs_bodies=True,
-            back=lambda: url_for("tube_errors", tube=name),
+            back=back,
+            is_listed=is_listed,
+        )
+
+    def _latest(self, query: Query, path: Path) -> Task | None:
+        return self._tasks.latest(
+            lambda subject: isinstance(subject, ErrorGroups) and (subject.query, subject.path) == (query, path)
         )
 
     def _query(self, tube: Tube, state: int) -> Query:
@@ -77,9 +140,18 @@ class TubeErrors:
         taken = task.ended_at - task.started_at
         return task.state == DONE and self._clock() - task.ended_at < REUSE_FACTOR * taken
 
+    def _buried_ids(self) -> tuple[int, Iterable[int]]:
+        """Return the number and the ids of the buried jobs that the principal may see. May switch."""
+        who = principal()
+        tubes = [tube for tube in each_tube(self._broker, TUBE_BATCH) if tube.buried and who.sees(tube.name)]
+        if any(len(tube.buried) > MAX_COLLECTED_IDS for tube in tubes):
+            return candidate_ids(self._broker, ALL_BURIED)
+        return sum([len(tube.buried) for tube in tubes]), chain.from_iterable(map(_ids, tubes))
+
     def _work(self, task: Task, groups: ErrorGroups) -> None:
         """Group the jobs. Switches."""
-        task.total, ids = candidate_ids(self._broker, groups.query)
+        is_all = groups.query == ALL_BURIED
+        task.total, ids = self._buried_ids() if is_all else candidate_ids(self._broker, groups.query)
         matcher = JobMatcher(
             self._broker, groups.query, self._clock(), task.checkpoint, lambda job: job.size <= MAX_PARSED
         )
@@ -90,5 +162,9 @@ class TubeErrors:
                     task.matched += 1
                 task.scanned += 1
         finally:
-            groups.close()
+            groups.close(Pace())
         task.total = task.scanned  # jobs may be deleted before the scan reaches them
+
+
+def _ids(tube: Tube) -> list[int]:
+    return list(tube.buried)

@@ -6,6 +6,7 @@ with the normalised error. Jobs without an error are grouped by the reason for w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Annotated, Final, Literal
@@ -13,9 +14,18 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
-from greenstalk_server.core.jobs.job import BURIED, READY, Job
+from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
 from greenstalk_server.core.policies.tube_policy_state import buried_at
-from greenstalk_server.web.framework.api.values import Count, Instant, JobId, ResponseModel, instant, model_of
+from greenstalk_server.web.framework.api.values import (
+    Count,
+    Instant,
+    JobId,
+    ResponseModel,
+    TubeName,
+    instant,
+    model_of,
+)
+from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.body_format import MAX_ROW_PREVIEW, row_preview
 from greenstalk_server.web.reads.jobs.body_terms import ERROR, FieldMatch
 from greenstalk_server.web.reads.jobs.job_errors import error_text, normalized
@@ -35,6 +45,17 @@ MAX_GROUPS: Final = 50
 
 MAX_DISTINCT: Final = 2000
 """Maximum groups counted; jobs with further errors are counted together. 2000 groups need about 2 MB."""
+
+MAX_TUBES: Final = 100
+"""Maximum tubes counted for a group."""
+
+MAX_TUBE_COUNTS: Final = 20_000
+"""Maximum tubes counted for all groups together; these counts need about 2 MB."""
+
+MAX_NAMED_TUBES: Final = 5
+"""Maximum tubes of a group that are listed: those with most of its jobs."""
+
+HOUR: Final = 3600 * SECOND
 
 MAX_SAMPLE: Final = 300
 """Maximum characters of the sample of an error."""
@@ -61,6 +82,12 @@ class ErrorGroup(ResponseModel):
         Meta(description="Without an error, why the jobs are dead letters; null if they are not."),
     ]
     jobs: Annotated[Count, Meta(description="Number of jobs.")]
+    new: Annotated[Count, Meta(description="Number of these jobs that failed in the last hour.")]
+    tubes: Annotated[
+        list[TubeName],
+        Meta(description=f"The tubes of these jobs, those with most jobs first, at most {MAX_NAMED_TUBES}."),
+    ]
+    other_tubes: Annotated[Count, Meta(description=f"Number of further tubes; at most {MAX_TUBES} are counted.")]
     first_at: Annotated[Instant, Meta(description="When the first of these jobs failed.")]
     last_at: Annotated[Instant, Meta(description="When the last of these jobs failed.")]
     sample: Annotated[JobId, Meta(description="The job that failed last.")]
@@ -75,7 +102,7 @@ class ErrorGroup(ResponseModel):
     ]
     retry: Annotated[
         Retry | None,
-        Meta(description="The action for `POST /bulk` that makes these jobs ready; null if they are ready."),
+        Meta(description="The action for `POST /bulk` that makes most of these jobs ready; null if they are ready."),
     ]
 
 
@@ -84,6 +111,8 @@ class _Count:
 
     reason          if *error* is empty, the DeadLetterReason of the jobs; 0 if they are not dead letters.
     jobs            number of jobs.
+    new             number of these jobs that failed in the last hour.
+    tubes           number of these jobs by name of the tube; some tubes may be left out (MAX_TUBES).
     dead_letters    number of dead letters among these jobs.
     unready         number of these jobs that are not ready, so that a kick would change them.
     first_at, last_at   when the first and the last of these jobs failed, nanoseconds.
@@ -91,14 +120,16 @@ class _Count:
     """
 
     __slots__ = (
-        "dead_letters", "error", "first_at", "jobs", "last_at", "reason", "sample", "sample_body", "sample_error",
-        "unready",
+        "dead_letters", "error", "first_at", "jobs", "last_at", "new", "reason", "sample", "sample_body",
+        "sample_error", "tubes", "unready",
     )  # fmt: skip
 
     def __init__(self, error: str, reason: int) -> None:
         self.error: str = error
         self.reason: int = reason
         self.jobs: int = 0
+        self.new: int = 0
+        self.tubes: Counter[bytes] = Counter()
         self.dead_letters: int = 0
         self.unready: int = 0
         self.first_at: int = 0
@@ -107,8 +138,9 @@ class _Count:
         self.sample_error: str = ""
         self.sample_body: bytes = b""
 
-    def add(self, job: Job, at: int, error: str, body: bytes) -> None:
+    def add(self, job: Job, at: int, error: str, body: bytes, now: int) -> None:
         """Add *job*, which failed at *at*, with *error* in its *body*."""
+        self.new += now - at <= HOUR
         if not self.jobs or at < self.first_at:
             self.first_at = at
         if at >= self.last_at:
@@ -120,16 +152,19 @@ class _Count:
 
     def model(self, q: str) -> ErrorGroup:
         """Return the group; *q* finds its jobs."""
+        named = [name.decode() for name, _ in self.tubes.most_common(MAX_NAMED_TUBES)]
         return model_of(
             ErrorGroup,
             self,
+            tubes=named,
+            other_tubes=len(self.tubes) - len(named),
             error=self.error or None,
             reason=REASONS.get(self.reason),
             first_at=instant(self.first_at),
             last_at=instant(self.last_at),
             sample_body=row_preview(self.sample_body),
             q=q,
-            retry="redrive" if self.dead_letters else "kick" if self.unready else None,
+            retry="redrive" if 2 * self.dead_letters >= self.jobs else "kick" if self.unready else None,
         )
 
 
@@ -142,9 +177,12 @@ class ErrorGroups:
     other_groups    number of these groups, at most MAX_DISTINCT; more are not counted.
     unread          number of jobs whose bodies cannot be read back from the disk.
     fields          paths of the fields of the first jobs.
+    is_closed       whether `close` was called.
+    worst           the most common error of each tube, once `close` was called: the error and its number of jobs.
     """
 
-    def __init__(self, query: Query, path: Path) -> None:
+    def __init__(self, query: Query, path: Path, now: int) -> None:
+        """Group at the time *now*."""
         self.query: Query = query
         self.path: Path = path
         self.groups: list[ErrorGroup] = []
@@ -152,6 +190,10 @@ class ErrorGroups:
         self.others: int = 0
         self.other_groups: int = 0
         self.unread: int = 0
+        self.worst: dict[bytes, tuple[str, int]] = {}
+        self.is_closed: bool = False
+        self._now: int = now
+        self._tube_counts: int = 0
         self._found: dict[tuple[str, int], _Count] = {}
         self._fields: dict[str, None] = {}
 
@@ -178,18 +220,30 @@ class ErrorGroups:
                 self.others += 1
                 return
             group = self._found[key] = _Count(*key)
-        group.add(job, _failed_at(job, dead), raw, body)
+        group.add(job, _failed_at(job, dead), raw, body, self._now)
+        self._count_tube(group, job.tube.name)
         if self.total <= SUGGESTED_FROM and len(self._fields) < MAX_SUGGESTED:
             self._fields.update(dict.fromkeys(field_paths(parse_body(body))))
 
-    def close(self) -> None:
-        """Rank the groups, and keep only the first MAX_GROUPS."""
+    def close(self, pace: Pace) -> None:
+        """Rank the groups, and keep only the first MAX_GROUPS. May switch between two groups."""
         ranked = sorted(self._found.values(), key=attrgetter("jobs"), reverse=True)
         first, rest = ranked[:MAX_GROUPS], ranked[MAX_GROUPS:]
-        self.groups = [count.model(str(self._query_of(count))) for count in first]
+        self.groups = [count.model(str(self._query_of(count))) for count in pace.each(first)]
         self.others += sum([count.jobs for count in rest])
         self.other_groups = len(rest)
-        self._found = {}
+        for count in pace.each(first):
+            for name, jobs in count.tubes.items():
+                if count.error and jobs > self.worst.get(name, ("", 0))[1]:
+                    self.worst[name] = count.error, jobs
+        self._found, self.is_closed = {}, True
+
+    def _count_tube(self, group: _Count, name: bytes) -> None:
+        if name not in group.tubes:
+            if len(group.tubes) == MAX_TUBES or self._tube_counts == MAX_TUBE_COUNTS:
+                return
+            self._tube_counts += 1
+        group.tubes[name] += 1
 
     def _query_of(self, count: _Count) -> Query:
         """Return the query that matches exactly the jobs of *count*."""

@@ -39,6 +39,7 @@ from greenstalk_server.web.framework.api.values import nanoseconds
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.lookup import find_tube
+from greenstalk_server.web.reads.policies import DeadLetterTubes
 from greenstalk_server.web.reads.tube_tabs import page_tabs
 from greenstalk_server.web.store.audit import Audit
 
@@ -48,6 +49,7 @@ class HistoryPages:
 
     def __init__(self, broker: Broker, history: History, marks: Marks, audit: Audit) -> None:
         self._broker: Broker = broker
+        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._history: History = history
         self._marks: Marks = marks
         self._audit: Audit = audit
@@ -68,7 +70,7 @@ class HistoryPages:
         page = render_template(
             "tube_history.html",
             tube_name=tube,
-            tabs=page_tabs(tube, "History"),
+            tabs=page_tabs(self._broker, self._dead_letter_tubes, tube, "History"),
             charts=self._panel(TUBE_CHARTS, columns, name),
         )
         return make_response(page)

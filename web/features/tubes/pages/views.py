@@ -294,7 +294,7 @@ class Views:
         cols = {"cols": listed["cols"]} if listed["cols"] else {}
         return {
             "tube": tube_details(tube, now),
-            "tabs": page_tabs(tube.name.decode(), "Jobs"),
+            "tabs": page_tabs(self._broker, self._views.dead_letter_tubes, tube.name.decode(), "Jobs"),
             "summary": self._summary(tube, now),
             "policy": policy,
             "hold": hold_text(tube, now),
@@ -322,7 +322,7 @@ class Views:
         return tube_summary(self._broker, self._views.of(tube, now), self._worker_rates)
 
     def _attention_panel(self) -> AttentionPanel:
-        return attention_panel(self._attention, self._clock())
+        return attention_panel(self._attention, self._errors.worst_by_tube, self._clock())
 
     def _overview(self, args: Fields, now: int) -> Overview:
         begin = fields.number(args, "from", 0, MAX_BEGIN) if args.get("from") else 0
