@@ -33,7 +33,7 @@ from setuptools.command.build_py import build_py
 
 CHECKOUT = Path(__file__).resolve().parent
 BUILD = runpy.run_path(str(CHECKOUT / "greenstalk_server" / "build.py"))
-VERSION = runpy.run_path(str(CHECKOUT / "greenstalk_server" / "version.py"))["version"]()
+VERSION = runpy.run_path(str(CHECKOUT / "greenstalk_server" / "version.py"))["full_version"]()
 """The version, with the commit between two releases."""
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 
@@ -157,11 +157,14 @@ def one_shim(shims: list[str], directory: str) -> str:
 
 
 def build_requirements() -> list[str]:
-    """Return what the build requires besides setuptools; empty if it compiles nothing."""
+    """Return what the build requires besides setuptools; empty if it compiles nothing.
+
+    mypy follows the imports of the compiled modules, so it needs the packages that they import.
+    """
     if IS_PURE or BUILD["library_path"]().exists() or (obstacle() and not IS_REQUIRED):
         return []
-    requirements: list[str] = PROJECT["optional-dependencies"]["compile"]
-    return requirements
+    imported = [each for each in PROJECT["dependencies"] if not each.startswith("greenstalk")]
+    return [*PROJECT["optional-dependencies"]["compile"], *imported]
 
 
 def write_version(file: Path) -> None:

@@ -20,7 +20,7 @@ _UNRELEASED: Final = ".dev0"
 _PARENT: Final = Path(__file__).resolve().parent.parent
 
 
-def version() -> str:
+def full_version() -> str:
     """Return VERSION, and in a checkout between two releases the commit."""
     if not VERSION.endswith(_UNRELEASED) or not (_PARENT / ".git").exists():
         return VERSION

@@ -36,11 +36,11 @@ from greenstalkctl.commands import (
 from greenstalkctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_RESULT, EXIT_USAGE, CommandError
 from greenstalkctl.settings import PROGRAM, CommandGroup, Settings
 from greenstalkctl.text import printable
-from greenstalkctl.version import version
+from greenstalkctl.version import full_version
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version(), prog_name=PROGRAM)
+@click.version_option(full_version(), prog_name=PROGRAM)
 def cli() -> None:
     """Inspect and change the jobs of a beanstalk server: Greenstalk Server or beanstalkd.
 
