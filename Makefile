@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGING := pyproject.toml greenstalk_server/version.py
+PACKAGING := pyproject.toml greenstalk_client/pyproject.toml greenstalk_server/version.py
 # Files with tests that run on pure Python: those that replace a part of a compiled module, and those of `each_build`.
 ON_PURE := $(shell grep -rlE --include='test_*.py' 'mark[.](pure|each_build)' tests)
 # Tests without servers and other programs, which take 100 s of CPU.
@@ -98,11 +98,11 @@ clean:  ## remove the environment and all build files
 
 # Python compiles what it imports. pip would compile everything, which takes 7 s of CPU more.
 $(VENV)/.installed: $(PACKAGING) | $(VENV)/.made
-	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable '.[compile]'
+	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable ./greenstalk_client --editable '.[compile]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
-	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable '.[dev]'
+	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable ./greenstalk_client --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 # Install the Debian packages that a target needs, as root; else fail with the command that installs them.

@@ -19,7 +19,6 @@ from .test_build import compiled_library
 
 SOURCES = {
     "greenstalk_server": "greenstalk_server",
-    "greenstalk_client": "greenstalk_client",
     "greenstalkctl": "greenstalkctl",
     "web": "greenstalk_server/web",
     "templates": "greenstalk_server/web/templates",
@@ -47,6 +46,13 @@ def copy_of_checkout(copy: Path) -> Path:
         shutil.copytree(REPOSITORY / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in NEEDED_TO_BUILD:
         shutil.copy(REPOSITORY / name, copy)
+    return copy
+
+
+def copy_of_client(copy: Path) -> Path:
+    """Copy the sources of greenstalk-client, without its links, to *copy*, and return it."""
+    ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
+    shutil.copytree(REPOSITORY / "greenstalk_client", copy, ignore=ignored, dirs_exist_ok=True)
     return copy
 
 
@@ -111,7 +117,7 @@ def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and its dependencies."""
     environment = tmp_path_factory.mktemp("installation")
     succeed(sys.executable, "-m", "venv", "--without-pip", environment)
-    install(environment, wheel)
+    install(environment, copy_of_client(tmp_path_factory.mktemp("client")), wheel)
     return environment
 
 
@@ -206,8 +212,8 @@ def check_dashboard(daemon: Daemon) -> None:
             assert fetch(f"{daemon.dashboard}static/{path.relative_to(REPOSITORY / 'static')}") == path.read_bytes()
 
 
-def install(environment: Path, requirement: str | Path) -> None:
-    succeed(sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", requirement)
+def install(environment: Path, *requirements: str | Path) -> None:
+    succeed(sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install", *requirements)
 
 
 def fetch(url: str) -> bytes:

@@ -1,0 +1,1 @@
+../greenstalk_server/version.py
