@@ -1,0 +1,1 @@
+"""Build both distributions of this project into dist: `make dist`."""
