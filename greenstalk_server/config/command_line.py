@@ -156,7 +156,8 @@ def usage() -> str:
             "Other options:\n" + "".join(long),
             "Environment variables and configuration file keys; flags override variables, which override the file:\n"
             + "".join(other),
-            FOOTER,
+            SIGNALS + EXIT_CODES,
+            EXAMPLES,
         )
     )
 
@@ -253,16 +254,21 @@ UNITS: Final = """\
 BYTES may have a unit, as in 64k, 10MB or 2GiB (k is 1024). So may MS and SECONDS: 50ms, 90s, 5m, 1h30m.
 """
 
-FOOTER: Final = """\
+SIGNALS: Final = """\
 Signals: SIGTERM and SIGINT stop the server gracefully. SIGUSR1 drains it: put returns DRAINING, other
 commands work. SIGUSR2 switches the log to debug, and back. SIGHUP reloads the certificate, and policies,
 thresholds, alerts and servers of the configuration file, or stops the server if stdin is a terminal.
 A server that is started by a systemd socket unit uses the sockets of the unit, and ignores -l and -p.
+"""
+
+EXIT_CODES: Final = """\
 Exit codes: 0 stopped, or command succeeded; 1 the journal to check, export or import is damaged; 5 usage;
 10 journal directory or database unusable (for example missing, locked, unreadable, written by a later
 version, or damaged with --strict-recovery), or no standby to hand over to; 33 no such user; 34 no
 permission to become the user; 75 internal error in the running server; 111 cannot listen.
+"""
 
+EXAMPLES: Final = """\
 Examples:
   greenstalk-server                            beanstalk on 0.0.0.0:11300, dashboard on 127.0.0.1:8080
   greenstalk-server -b /var/lib/greenstalk     the same, and jobs survive a restart
