@@ -1,0 +1,1 @@
+"""Build the Debian package from the wheels in dist: `make deb`."""
