@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled dist deb test-deb release release-checks audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
+.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb release release-checks audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,18 +52,21 @@ test-pure: $(VENV)/.installed-dev  ## set up, then run random tests of the core 
 dist: need-dist $(VENV)/.installed  ## build the client and the server from HEAD into dist: archives, wheels (pure, and compiled for each CPython; PYTHONS="...") and a bill of materials
 	$(BIN)/python -m tools.distributions $(PYTHONS)
 
+test-dist: $(VENV)/.installed-dev  ## check the contents of dist after make dist, and that a second build gives the same bytes
+	$(BIN)/python -m pytest tools/distributions
+
 deb: need-deb $(VENV)/.installed  ## build the Debian package from HEAD into dist, for this Debian, and check it with lintian
 	$(BIN)/python -m tools.deb
 
 test-deb: need-test-deb $(VENV)/.installed-dev  ## install, upgrade and purge the package of make deb on a machine with nothing but Debian; as root
-	$(BIN)/python -m pytest tools/deb
+	$(BIN)/python -m pytest tools/deb tools/manual
 
 release: $(VENV)/.installed-dev  ## check a copy of the last commit, then tag it: VERSION=0.2.0; RELEASING.md describes it
 	$(BIN)/python -m tools.release $(or $(VERSION),$(error set VERSION, for example: make release VERSION=0.2.0)) $(MAKE) release-checks
 
-release-checks:  ## run everything that a release runs: CI, dist, deb and test-deb
+release-checks:  ## run everything that a release runs: CI, then dist and deb with their tests
 	.ci/run
-	$(MAKE) dist deb test-deb
+	$(MAKE) dist test-dist deb test-deb
 
 check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and import layers
 	$(BIN)/ruff check

@@ -1,0 +1,70 @@
+"""The files of `make dist`: `make test-dist` checks their contents, and builds them a second time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from greenstalk_server.version import full_version
+from tests.packaging.test_wheel import installed_files, names
+from tools.distributions.__main__ import CANDIDATES, DIST, interpreters
+from tools.distributions.sources import CLIENT, REPOSITORY, git
+
+pytestmark = pytest.mark.timeout(1800)
+
+SERVER = "greenstalk_server"
+
+
+def archive(name: str) -> set[str]:
+    """Return the paths in the archive of the distribution *name*, without the directory at the top."""
+    with tarfile.open(DIST / f"{name}-{full_version()}.tar.gz") as tar:
+        return {member.name.partition("/")[2] for member in tar.getmembers()}
+
+
+def test_archives_have_every_file_of_the_repository() -> None:
+    files = set(git("ls-files").decode().splitlines())
+    assert archive(SERVER) == files | {"PKG-INFO"}
+    prefix = f"{CLIENT}/"
+    assert archive(CLIENT) == {name.removeprefix(prefix) for name in files if name.startswith(prefix)} | {"PKG-INFO"}
+
+
+def test_wheels_have_the_modules_and_the_version() -> None:
+    wheels = sorted(DIST.glob(f"{SERVER}-{full_version()}-*.whl"))
+    assert [wheel.name.endswith("-py3-none-any.whl") for wheel in wheels].count(True) == 1
+    for wheel in wheels:
+        extra = names(wheel) - installed_files()
+        assert names(wheel) >= installed_files()
+        assert [Path(name).suffix for name in extra] == ([] if "-none-any" in wheel.name else [".so"])
+        with zipfile.ZipFile(wheel) as files:
+            line = f'VERSION: Final = "{full_version()}"\n'
+            assert line in files.read("greenstalk_server/version.py").decode()
+            assert line in files.read("greenstalkctl/version.py").decode()
+
+
+def test_bill_of_materials_names_each_package() -> None:
+    bill = json.loads((DIST / f"{SERVER}-{full_version()}.cdx.json").read_text())
+    components = {component["name"] for component in bill["components"]}
+    assert {"greenstalk-client", "greenstalk", "gevent", "greenlet", "Flask"} <= components
+    assert bill["metadata"]["component"]["name"] == "greenstalk-server"
+    assert str(REPOSITORY) not in json.dumps(bill)
+
+
+def test_second_build_gives_the_same_bytes() -> None:
+    def digests() -> dict[str, str]:
+        files = [*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")]
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    first = digests()
+    compiled = [
+        tag for tag in interpreters(CANDIDATES) if any(tag.replace("cpython-", "-cp") in name for name in first)
+    ]
+    pythons = [interpreters(CANDIDATES)[tag] for tag in compiled]
+    subprocess.run((sys.executable, "-m", "tools.distributions", *pythons), cwd=REPOSITORY, check=True)
+    assert digests() == first
