@@ -18,7 +18,7 @@ from importlib.metadata import PackageMetadata, distributions
 from pathlib import Path
 from typing import Final
 
-from greenstalk_server.version import full_version
+from greenstalk_server import __version__
 from tools.distributions.__main__ import DIST, environment, run
 from tools.distributions.__main__ import main as build_wheels
 from tools.distributions.sources import REPOSITORY, commit_time
@@ -64,12 +64,12 @@ def main() -> None:
     os.environ["SOURCE_DATE_EPOCH"] = str(commit_time())
     os.umask(0o022)
     tag = run(PYTHON, "-c", "import sys; print(sys.implementation.cache_tag)").strip().replace("cpython-", "cp")
-    server = f"greenstalk_server-{full_version()}-{tag}-*.whl"
+    server = f"greenstalk_server-{__version__}-{tag}-*.whl"
     if not list(DIST.glob(server)):
         build_wheels([PYTHON])
     shutil.rmtree(WORK, ignore_errors=True)
     root = WORK / "root"
-    install_packages(root / SITE, *DIST.glob(server), *DIST.glob(f"greenstalk_client-{full_version()}-*.whl"))
+    install_packages(root / SITE, *DIST.glob(server), *DIST.glob(f"greenstalk_client-{__version__}-*.whl"))
     write_commands(root)
     write_units(root / "lib" / "systemd" / "system")
     write_documents(root / "usr" / "share")
@@ -89,7 +89,7 @@ def main() -> None:
 
 def debian_version() -> str:
     """Return the version so that dpkg sorts it before the release: 0.2.0~dev0+g1a2b3c4d5."""
-    return full_version().replace(".dev", "~dev")
+    return __version__.replace(".dev", "~dev")
 
 
 def install_packages(site: Path, *wheels: Path) -> None:

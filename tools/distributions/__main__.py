@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from greenstalk_server.version import full_version
+from greenstalk_server import __version__
 from tools.distributions.sources import CLIENT, REPOSITORY, commit_time, export, git, pack
 
 DIST: Final = REPOSITORY / "dist"
@@ -81,7 +81,7 @@ def distribution(name: str, source: Path) -> Path:
     wheel = build(sys.executable, copy, DIST, GREENSTALK_PURE="1")
     with zipfile.ZipFile(wheel) as files:
         (metadata,) = [each for each in files.namelist() if each.endswith(".dist-info/METADATA")]
-        archive = DIST / f"{name}-{full_version()}.tar.gz"
+        archive = DIST / f"{name}-{__version__}.tar.gz"
         pack(source, archive, files.read(metadata))
     return archive
 
@@ -106,7 +106,7 @@ def environment(name: str, *requirements: str | Path, python: str = sys.executab
 def write_bill(tools: Path, installation: Path) -> None:
     """Write the bill of materials (CycloneDX): the server and every package that its wheel installs."""
     run(installation / "python", "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools")
-    target = DIST / f"greenstalk_server-{full_version()}.cdx.json"
+    target = DIST / f"greenstalk_server-{__version__}.cdx.json"
     command = ("environment", "--output-reproducible", "--pyproject", WORK / "source" / "pyproject.toml")
     run(tools / "cyclonedx-py", *command, "--output-file", target, installation / "python")
 

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 from typing import Final
 
-from greenstalk_server.version import full_version
+from greenstalk_server import __version__
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 CLIENT: Final = "greenstalk_client"
@@ -34,7 +34,7 @@ def export(directory: Path) -> None:
     """Write every file of HEAD into *directory*."""
     with tarfile.open(fileobj=io.BytesIO(git("archive", "HEAD"))) as archive:
         archive.extractall(directory, filter="data")
-    line = f'VERSION: Final = "{full_version()}"'.encode()
+    line = f'VERSION: Final = "{__version__}"'.encode()
     stamped = re.sub(rb'(?m)^VERSION: Final = ".*"$', line, _read(directory, "version.py"))
     for link in directory.rglob("*"):
         if link.is_symlink() and link.name in _LINKED:

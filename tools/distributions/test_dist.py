@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.version import full_version
+from greenstalk_server import __version__
 from tests.packaging.test_wheel import installed_files, names
 from tools.distributions.__main__ import CANDIDATES, DIST, interpreters
 from tools.distributions.sources import CLIENT, REPOSITORY, git
@@ -24,7 +24,7 @@ SERVER = "greenstalk_server"
 
 def archive(name: str) -> set[str]:
     """Return the paths in the archive of the distribution *name*, without the directory at the top."""
-    with tarfile.open(DIST / f"{name}-{full_version()}.tar.gz") as tar:
+    with tarfile.open(DIST / f"{name}-{__version__}.tar.gz") as tar:
         return {member.name.partition("/")[2] for member in tar.getmembers()}
 
 
@@ -36,20 +36,20 @@ def test_archives_have_every_file_of_the_repository() -> None:
 
 
 def test_wheels_have_the_modules_and_the_version() -> None:
-    wheels = sorted(DIST.glob(f"{SERVER}-{full_version()}-*.whl"))
+    wheels = sorted(DIST.glob(f"{SERVER}-{__version__}-*.whl"))
     assert [wheel.name.endswith("-py3-none-any.whl") for wheel in wheels].count(True) == 1
     for wheel in wheels:
         extra = names(wheel) - installed_files()
         assert names(wheel) >= installed_files()
         assert [Path(name).suffix for name in extra] == ([] if "-none-any" in wheel.name else [".so"])
         with zipfile.ZipFile(wheel) as files:
-            line = f'VERSION: Final = "{full_version()}"\n'
+            line = f'VERSION: Final = "{__version__}"\n'
             assert line in files.read("greenstalk_server/version.py").decode()
             assert line in files.read("greenstalkctl/version.py").decode()
 
 
 def test_bill_of_materials_names_each_package() -> None:
-    bill = json.loads((DIST / f"{SERVER}-{full_version()}.cdx.json").read_text())
+    bill = json.loads((DIST / f"{SERVER}-{__version__}.cdx.json").read_text())
     components = {component["name"] for component in bill["components"]}
     assert {"greenstalk-client", "greenstalk", "gevent", "greenlet", "Flask"} <= components
     assert bill["metadata"]["component"]["name"] == "greenstalk-server"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import click
 
+from greenstalk_server import __version__
 from greenstalk_server.config.command_line import EXAMPLES, EXIT_CODES, HEADLINE, SIGNALS, UNITS
 from greenstalk_server.config.definitions import DEFINITIONS, Definition, Kind
-from greenstalk_server.version import full_version
 from greenstalkctl.cli import cli
 from greenstalkctl.settings import PROGRAM as CTL
 from tools.manual import roff
@@ -33,7 +33,7 @@ def server_page(day: dt.date) -> str:
         ("EXAMPLES", roff.literal(EXAMPLES.partition("\n")[2])),
         ("SEE ALSO", roff.paragraphs("`greenstalkctl`(1)")),
     )
-    return roff.page(SERVER, "a job queue that speaks the beanstalk protocol", full_version(), day, sections)
+    return roff.page(SERVER, "a job queue that speaks the beanstalk protocol", __version__, day, sections)
 
 
 def ctl_page(day: dt.date) -> str:
@@ -46,7 +46,7 @@ def ctl_page(day: dt.date) -> str:
         ("COMMANDS", "".join(_commands(cli, context))),
         ("SEE ALSO", roff.paragraphs(f"`{SERVER}`(1)")),
     )
-    return roff.page(CTL, "inspect and change the jobs of a beanstalk server", full_version(), day, sections)
+    return roff.page(CTL, "inspect and change the jobs of a beanstalk server", __version__, day, sections)
 
 
 def _flag(row: Definition) -> str:
