@@ -19,6 +19,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -159,12 +160,13 @@ def one_shim(shims: list[str], directory: str) -> str:
 def build_requirements() -> list[str]:
     """Return what the build requires besides setuptools; empty if it compiles nothing.
 
-    mypy follows the imports of the compiled modules, so it needs the packages that they import.
+    mypy follows the imports of the compiled modules, and compiling the templates imports the dashboard. So both need
+    the packages that are imported.
     """
-    if IS_PURE or BUILD["library_path"]().exists() or (obstacle() and not IS_REQUIRED):
+    if IS_PURE or (obstacle() and not IS_REQUIRED):
         return []
-    imported = [each for each in PROJECT["dependencies"] if not each.startswith("greenstalk")]
-    return [*PROJECT["optional-dependencies"]["compile"], *imported]
+    compiler = [] if BUILD["library_path"]().exists() else PROJECT["optional-dependencies"]["compile"]
+    return [*compiler, *(each for each in PROJECT["dependencies"] if not each.startswith("greenstalk"))]
 
 
 def write_version(file: Path) -> None:
@@ -173,6 +175,28 @@ def write_version(file: Path) -> None:
     assert count == 1, file
     file.unlink()  # the copy may be a link to the original
     file.write_text(text)
+
+
+def add_templates(library: Path) -> None:
+    """Compile the templates of the dashboard in the directory *library*, for this version of Python and of Jinja."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.pathsep.join(filter(None, (str(library.resolve()), os.environ.get("PYTHONPATH"))))
+        variables = {
+            "PYTHONPATH": path,
+            "PYTHONPYCACHEPREFIX": directory,
+            "PYTHONHASHSEED": "0",
+            "GREENSTALK_PURE": "1",
+        }
+        environ = os.environ | variables
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = (sys.executable, "-P", "-m", "greenstalk_server.web.compile_templates")
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode and IS_REQUIRED:
+            sys.exit(f"GREENSTALK_COMPILE=1 is set, but the templates cannot be compiled: {done.stderr}")
+        for cache in Path(directory).rglob("templates.*.cache"):
+            target = library / "greenstalk_server" / "web" / "__pycache__" / cache.name
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(cache, target)
 
 
 class CompiledDistribution(Distribution):
@@ -194,6 +218,8 @@ class BuildFromScratch(build_py):
             self._add_library(library / "greenstalk_server")
             for package in VERSIONED:
                 write_version(library / package / "version.py")
+            if LIBRARY is not None:
+                add_templates(library)
 
     def _add_library(self, package: Path) -> None:
         """Copy the library, or the file that says why there is none."""

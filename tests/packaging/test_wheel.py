@@ -26,6 +26,8 @@ SOURCES = {
 }
 """The directories that are installed, and their paths in the wheel."""
 
+TEMPLATES = f"greenstalk_server/web/__pycache__/templates.{sys.implementation.cache_tag}.cache"
+
 NEEDED_TO_BUILD = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 pytestmark = pytest.mark.timeout(300)
@@ -121,8 +123,8 @@ def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment
 
 
-def test_wheel_has_every_file_and_the_compiled_core(wheel: Path) -> None:
-    assert names(wheel) == installed_files() | {f"greenstalk_server/{compiled_library().name}"}
+def test_wheel_has_every_file_the_compiled_core_and_the_compiled_templates(wheel: Path) -> None:
+    assert names(wheel) == installed_files() | {f"greenstalk_server/{compiled_library().name}", TEMPLATES}
     python = f"cp3{sys.version_info.minor}"
     assert wheel.name.partition(f"-{python}-{python}-linux_")[1]
 
@@ -187,13 +189,22 @@ def first_log_line(wheel: Path, directory: Path) -> str:
     return said.splitlines()[0]
 
 
+def test_two_builds_give_the_same_bytes(checkout: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkout, tmp_path / "other", symlinks=True)
+    first = build(checkout, SOURCE_DATE_EPOCH="1700000000").read_bytes()
+    assert build(tmp_path / "other", SOURCE_DATE_EPOCH="1700000000").read_bytes() == first
+
+
 def test_installed_commands_work_outside_the_checkout(installation: Path, tmp_path: Path) -> None:
+    (templates,) = installation.glob(f"lib/*/site-packages/{TEMPLATES}")
+    before = templates.read_bytes()
     with serving(installation, tmp_path) as daemon:
         assert "(compiled), process " in daemon.first_lines
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
         succeed(installation / "bin" / "greenstalkctl", "--server", f"127.0.0.1:{daemon.port}", "peek", "1")
         check_dashboard(daemon)
         assert daemon.stop()[0] == 0
+    assert templates.read_bytes() == before  # the server has compiled none
 
 
 def serving(installation: Path, directory: Path) -> Daemon:

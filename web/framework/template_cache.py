@@ -1,8 +1,8 @@
 """The compiled templates, kept in `__pycache__` between starts: compiling all of them takes 0.2 s of CPU.
 
 The cache is one file beside the compiled modules of the package `web`. A missing, damaged, or outdated file is
-ignored, and one that cannot be written is only not there at the next start. To write it where the server's
-user may not:
+ignored, and one that cannot be written is only not there at the next start. A compiled wheel has the file. To write it
+in another installation where the server's user may not:
 
     python -P -m greenstalk_server.web.compile_templates
 """
@@ -17,11 +17,14 @@ from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import cache_from_source
 from pathlib import Path
+from types import CodeType
 from typing import Final
 
 from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
 
+from greenstalk_server import __version__
+from greenstalk_server.build import CHECKOUT
 from greenstalk_server.web.framework.assets import PACKAGE
 
 PATH: Final = Path(cache_from_source(str(PACKAGE / "templates.py"))).with_suffix(".cache")
@@ -42,21 +45,30 @@ class TemplateCache(BytecodeCache):
 
     Jinja compares the checksum of a template's source. The code depends on more: on the version of Jinja, and on
     the settings, filters, and `finalize` of the environment, which are in the package `web`. The file holds for one
-    state of both.
+    state of both: in an installation, one version of the server.
+
+    The file names no directory, because a wheel is installed elsewhere than it was built.
     """
 
     def __init__(self, path: Path = PATH) -> None:
         self._path: Path = path
-        self._state: str = f"{version('jinja2')} {max(module.stat().st_mtime_ns for module in PACKAGE.rglob('*.py'))}"
+        self._state: str = f"{version('jinja2')} {_state_of_package()}"
         self._code: dict[str, bytes] = self._read()
         self._is_changed: bool = False
+
+    def get_cache_key(self, name: str, filename: str | None = None) -> str:
+        return name
 
     def load_bytecode(self, bucket: Bucket) -> None:
         code = self._code.get(bucket.key)
         if code is not None:
             bucket.bytecode_from_string(code)
+        if bucket.code is not None:
+            bucket.code = _renamed(bucket.code, str(PACKAGE / "templates" / bucket.key))
 
     def dump_bytecode(self, bucket: Bucket) -> None:
+        assert bucket.code is not None
+        bucket.code = _renamed(bucket.code, bucket.key)
         self._code[bucket.key] = bucket.bytecode_to_string()
         self._is_changed = True
 
@@ -85,3 +97,16 @@ class TemplateCache(BytecodeCache):
             return {}
         state, code = marshal.loads(content)  # noqa: S302  as Python's own files there
         return code if state == self._state else {}
+
+
+def _state_of_package() -> str:
+    """Return a text that differs after each change of the package `web`."""
+    if CHECKOUT is None:
+        return __version__
+    return str(max(module.stat().st_mtime_ns for module in PACKAGE.rglob("*.py")))
+
+
+def _renamed(code: CodeType, filename: str) -> CodeType:
+    """Return *code*, with the functions in it, as if it had been compiled from *filename*."""
+    constants = tuple(_renamed(each, filename) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_filename=filename, co_consts=constants)
