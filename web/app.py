@@ -244,7 +244,7 @@ def create_dashboard(
     tube_filter = TubeFilter(broker, tasks, searches)
     tube_errors = TubeErrors(broker, clock, tasks)
     SavedSearchPages(saved_searches).init_app(app)
-    TubeChangePages(broker, tasks, tube_changes).init_app(app)
+    TubeChangePages(broker, clock, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
     for part in (
         BulkPages(broker, clock, tasks, bulk),

@@ -155,7 +155,7 @@ def flat(page: str) -> str:
 
 def test_acknowledged_condition_stays_visible(queue: Queue, failing: FlaskClient) -> None:
     assert "1 failure" in failing.get("/").text
-    form = {"tubes": "mail", "kind": "buried", "seconds": "3600", "reason": "card provider is down"}
+    form = {"tubes": "mail", "kind": "buried", "preset": "3600", "reason": "card provider is down"}
     made = failing.post("/attention/acknowledge", data=form, headers=SAME_ORIGIN)
     assert made.status_code == 303
     page = flat(failing.get("/").text)
@@ -177,7 +177,7 @@ def test_acknowledged_condition_stays_visible(queue: Queue, failing: FlaskClient
 
 
 def test_acknowledgements_by_form_and_by_api(failing: FlaskClient) -> None:
-    form = {"tubes": "mail.*", "kind": "no_consumers", "seconds": "3600", "hours": "5", "reason": "deploy"}
+    form = {"tubes": "mail.*", "kind": "no_consumers", "preset": "3600", "hours": "5", "reason": "deploy"}
     assert failing.post("/attention/acknowledge", data=form, headers=SAME_ORIGIN).status_code == 303
     made = failing.post("/api/v1/attention/acknowledgements", json={"seconds": 60, "reason": "known"})
     assert (made.status_code, made.json["id"], made.json["tubes"]) == (201, 2, None)
@@ -197,18 +197,26 @@ def test_acknowledgements_by_form_and_by_api(failing: FlaskClient) -> None:
         assert failing.post("/api/v1/attention/acknowledgements", json=given).status_code == 400
 
 
+def test_acknowledgement_until_tomorrow_ends_at_midnight_in_the_zone(queue: Queue, failing: FlaskClient) -> None:
+    form = {"tubes": "mail", "preset": "tomorrow", "utc-offset": "-120", "reason": "repaired in the morning"}
+    assert failing.post("/attention/acknowledge", data=form, headers=SAME_ORIGIN).status_code == 303
+    (listed,) = failing.get("/api/v1/attention/acknowledgements").json["acknowledgements"]
+    assert listed["until"][10:16] == "T02:00", "midnight two hours behind UTC"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"tubes": "a b"}, "“tubes” must be a pattern"),
         ({"kind": "none"}, "“kind” must be one of"),
-        ({"seconds": "0"}, "“seconds” must be a whole number from 1 to 2,592,000"),
+        ({"hours": "0"}, "“hours” must be a whole number from 1 to 720"),
+        ({"preset": "0"}, "“preset” must be one of 3600, 28800, tomorrow, 86400, 259200, 604800, not “0”."),
         ({"reason": "x" * 201}, "“reason” must have at most 200 characters"),
         ({"reason": " "}, "“reason” is required"),
     ],
 )
 def test_refused_acknowledgement_keeps_the_values(client: FlaskClient, change: dict[str, str], message: str) -> None:
-    form = {"tubes": "mail.typed", "kind": "disk", "seconds": "3600", "reason": "typed reason"} | change
+    form = {"tubes": "mail.typed", "kind": "disk", "preset": "3600", "reason": "typed reason"} | change
     response = client.post("/attention/acknowledge", data=form, headers=SAME_ORIGIN)
     assert response.status_code == 400
     assert message in response.text

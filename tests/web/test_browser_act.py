@@ -60,7 +60,7 @@ def test_form_shows_the_number_of_matching_tubes(scripted: Tab, daemon: Daemon, 
     expect(scripted.page.locator("#act-count")).to_have_text("")
     scripted.page.select_option("#act-action", "kick")
     assert scripted.page.locator("#act-state").is_visible()
-    assert scripted.page.locator("#act-seconds").is_hidden()
+    assert scripted.page.locator("#act-preset").is_hidden()
     assert violations(scripted) == []
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html import unescape
 
 import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.jobs.pages.actions import (
-    DAY,
-    MAX_UNCONFIRMED,
-    PAUSE_PRESETS,
-    TOMORROW,
-    pause_seconds,
-)
+from greenstalk_server.web.features.jobs.pages.actions import MAX_UNCONFIRMED
+from greenstalk_server.web.framework.presets import DAY, PAUSE_PRESETS, TOMORROW, pause_seconds
 from greenstalk_server.web.framework.refusals import FIELDS
 
 from .conftest import Queue
@@ -105,9 +101,17 @@ def test_tested_forms_are_all_forms_with_fields() -> None:
     assert fields == tested | shared | only_with_dead_letters
 
 
+def test_refused_view_does_not_speak_of_changes(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    client = visit(hides_bodies=True)
+    view = client.get("/search?q=body:x")
+    assert view.status_code == 403 and "you cannot search them." in view.text and "changed" not in Page(view.text).text
+    change = client.post("/job/kick", data={"id": "x"}, headers=SAME_ORIGIN)
+    assert change.status_code == 400 and "Nothing was changed." in change.text
+
+
 def test_error_about_no_field_is_at_the_top(queue: Queue, client: FlaskClient) -> None:
     status, html = send(client, "bulk/preview", {"tube": "mail", "scope": "ticked", "action": "move", "to": "archive"})
-    assert status == 400 and "No job was ticked." in html and "banner refusal" in html
+    assert status == 400 and "No job is selected." in html and "banner refusal" in html
     form = form_of(html, "bulk/preview")
     assert shown(form, "to") == "archive" and '<option value="move" selected>' in form
 

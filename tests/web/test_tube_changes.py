@@ -90,10 +90,23 @@ def test_pause_and_resume_by_pattern(queue: Queue, client: FlaskClient, buried: 
     assert queue.broker.tubes[b"billing.sms"].pause == 600 * SECOND
     assert "the relay is down" in client.get("/tube?tube=billing.sms").text
     editing.pause_tube(queue.broker, b"other", SECOND, queue.now)
+    id = preview(client, "other", "resume")
+    assert words(client, f"/task?id={id}").count("Preview: resume tubes that match other")
+    assert run(client, id).title == "Resume 1 tube that matches other"
+    editing.pause_tube(queue.broker, b"other", SECOND, queue.now)
     id = preview(client, "billing*", "resume")
-    assert "1 tube match and would not change: not paused" in words(client, f"/tubes/change?task={id}")
+    assert "1 tube matches and would not change: not paused" in words(client, f"/tubes/change?task={id}")
     assert run(client, id).done == 2
     assert paused(queue) == {"other"}
+
+
+def test_preset_of_a_pause_by_pattern(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:
+    run(client, preview(client, "billing.mail", "pause", preset="tomorrow", seconds="", **{"utc-offset": "60"}))
+    assert queue.broker.tubes[b"billing.mail"].pause == 15 * 3600 * SECOND, "it is 09:00 in that zone"
+    page = client.post(
+        "/tubes/preview", data={"pattern": "*", "action": "pause", "preset": "", "seconds": ""}, headers=SAME_ORIGIN
+    )
+    assert page.status_code == 400 and "“seconds” must be" in page.text
 
 
 def test_kick_is_limited_to_the_jobs_that_were_counted(

@@ -22,6 +22,7 @@ from greenstalk_server.web.features.conditions.rows import AttentionModel, Row, 
 from greenstalk_server.web.features.conditions.visible import Condition, shown_condition
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.api.values import instant
+from greenstalk_server.web.framework.presets import UNTIL_TOMORROW, Preset, preset_seconds
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 
@@ -38,9 +39,10 @@ PARTS: Final = ("attention", "acknowledgements")
 """Blocks of attention.html, each within an element with its name in `data-part`."""
 
 DURATIONS: Final = (
-    (3600, "1 hour"), (8 * 3600, "8 hours"), (24 * 3600, "1 day"), (3 * 24 * 3600, "3 days"), (7 * 24 * 3600, "7 days"),
+    Preset("3600", "1 hour"), Preset("28800", "8 hours"), UNTIL_TOMORROW, Preset("86400", "1 day"),
+    Preset("259200", "3 days"), Preset("604800", "7 days"),
 )  # fmt: skip
-"""Seconds and labels that the form offers."""
+"""The lengths of acknowledgements that the form offers."""
 
 KIND_LABELS: Final = {kind.name: kind.label for kind in KINDS}
 
@@ -136,10 +138,10 @@ class AttentionPages:
 
     @open_to(OPERATOR)
     def acknowledge(self) -> Response:
-        """Serve `/attention/acknowledge`: acknowledge conditions of `kind` and `tubes` for `seconds`. Switches."""
+        """Serve `/attention/acknowledge`: acknowledge `kind` of `tubes` for `preset` or `hours`. Switches."""
         form = request.form
         try:
-            tubes, kind, seconds, reason = read_acknowledgement(form)
+            tubes, kind, seconds, reason = read_acknowledgement(form, self._clock())
         except BadRequest as error:
             return make_response(self._render(form, error.description or ""), 400)
         one = self._changes.acknowledge(tubes, kind, seconds, reason, covers_new=form.get("covers_new") == "1")
@@ -173,8 +175,8 @@ class AttentionPages:
         }
 
 
-def read_acknowledgement(form: Mapping[str, str]) -> tuple[str, str, int, str]:
-    """Return the fields `tubes`, `kind`, `hours` or `seconds`, and `reason` of *form*; raise BadRequest."""
+def read_acknowledgement(form: Mapping[str, str], now: int) -> tuple[str, str, int, str]:
+    """Return the fields `tubes`, `kind`, `hours` or `preset` in seconds, and `reason` of *form*; raise BadRequest."""
     tubes, kind = form.get("tubes", "").strip(), form.get("kind", "")
     if tubes and not is_tube_pattern(tubes):
         raise BadRequest(
@@ -186,7 +188,7 @@ def read_acknowledgement(form: Mapping[str, str]) -> tuple[str, str, int, str]:
     if form.get("hours", "").strip():
         seconds = 3600 * fields.number(form, "hours", 1, MAX_SECONDS // 3600)
     else:
-        seconds = fields.number(form, "seconds", 1, MAX_SECONDS)
+        seconds = preset_seconds(form, DURATIONS, now)
     reason = fields.line(form, "reason", MAX_REASON_LENGTH)
     if not reason:
         raise BadRequest("“reason” is required: others read why the conditions may last.")

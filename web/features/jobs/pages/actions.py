@@ -8,7 +8,6 @@ again afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
@@ -27,14 +26,12 @@ from greenstalk_server.web.features.jobs.pages.edit import edit_page, read_chang
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import MAX_NUMBER
+from greenstalk_server.web.framework.presets import pause_seconds
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.connections import find_client
 from greenstalk_server.web.reads.jobs.bodies import load_job_with_body
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.reads.lookup import find_job, find_tube
-
-DAY: Final = 86400
-"""Seconds."""
 
 ACTIONS: Final = (
     "tube/pause",
@@ -56,46 +53,6 @@ ACTIONS: Final = (
 
 MAX_UNCONFIRMED: Final = 100
 """Maximum jobs of a kick without confirmation. A larger kick may overload workers, so a page shows the number first."""
-
-TOMORROW: Final = "tomorrow"
-
-MAX_UTC_OFFSET: Final = 14 * 60
-"""Maximum minutes by which the clocks of a zone are ahead of UTC, and behind UTC."""
-
-
-@dataclass(frozen=True, slots=True)
-class PausePreset:
-    """The length of a pause, selected by one button. *key* is the number of seconds, or TOMORROW."""
-
-    key: str
-    label: str
-    help: str = ""
-
-
-PAUSE_PRESETS: Final = (
-    PausePreset("300", "5 min"),
-    PausePreset("3600", "1 h"),
-    PausePreset("28800", "8 h"),
-    PausePreset(TOMORROW, "Until tomorrow", "Until the next midnight in the zone that the footer names"),
-)
-
-
-def pause_seconds(form: fields.Fields, now: int) -> int:
-    """Return the length of the pause in the fields `preset`, `utc-offset` and `seconds`, at the time *now*."""
-    preset = form.get("preset", "")
-    if not preset:
-        return fields.number(form, "seconds", 1, MAX_NUMBER)
-    if preset not in [one.key for one in PAUSE_PRESETS]:
-        raise BadRequest(
-            f"“preset” must be one of {', '.join([one.key for one in PAUSE_PRESETS])}, not “{preset[:40]}”."
-        )
-    if preset != TOMORROW:
-        return int(preset)
-    given = form.get("utc-offset", "0")
-    behind = given.startswith("-")
-    offset = fields.number({"utc-offset": given.removeprefix("-")}, "utc-offset", 0, MAX_UTC_OFFSET)
-    local = now // SECOND + (-offset if behind else offset) * 60
-    return DAY - local % DAY
 
 
 class Actions:

@@ -13,6 +13,7 @@ from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED
 from greenstalk_server.core.tube_names import is_tube_pattern
+from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Tasks
 from greenstalk_server.web.changes.tube_changes import (
@@ -25,7 +26,8 @@ from greenstalk_server.web.changes.tube_changes import (
 )
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
-from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
+from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.framework.presets import pause_seconds
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.tubes import count_tubes, find_tubes
 from greenstalk_server.web.store.saved_data import MAX_REASONS
@@ -48,7 +50,8 @@ class TubeRow:
 class TubeChangePages:
     """The pages of changes of many tubes."""
 
-    def __init__(self, broker: Broker, tasks: Tasks, changes: TubeChanges) -> None:
+    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks, changes: TubeChanges) -> None:
+        self._clock: Clock = clock
         self._broker: Broker = broker
         self._tasks: Tasks = tasks
         self._changes: TubeChanges = changes
@@ -62,8 +65,8 @@ class TubeChangePages:
 
     @open_to(OPERATOR)
     def preview(self) -> Response:
-        """Form `pattern`, `action`, and `seconds` and `reason`, or `state`: start a dry run. Switches."""
-        task = self._changes.dry_run(read_tube_change(request.form), read_pattern(request.form))
+        """Form `pattern`, `action`, and `preset` or `seconds`, and `reason`, or `state`: start a dry run. Switches."""
+        task = self._changes.dry_run(read_tube_change(request.form, self._clock()), read_pattern(request.form))
         task.wait(INITIAL_WAIT)
         return redirect(url_for("tube_change", task=task.id), 303)
 
@@ -122,12 +125,12 @@ def read_pattern(form: Fields) -> str:
     return pattern
 
 
-def read_tube_change(form: Fields) -> TubeChange:
-    """Return the change in the fields `action`, `seconds`, `reason` and `state`; raise BadRequest if one is invalid."""
+def read_tube_change(form: Fields, now: int) -> TubeChange:
+    """Return the change in the fields `action`, those of `pause_seconds`, `reason` and `state`; raise BadRequest."""
     key = form.get("action", "")
     if key == PAUSE:
         reason = fields.line(form, "reason", MAX_REASON_LENGTH)
-        return TubeChange(PAUSE, fields.number(form, "seconds", 1, MAX_NUMBER), reason)
+        return TubeChange(PAUSE, pause_seconds(form, now), reason)
     if key == KICK:
         return TubeChange(KICK, state=fields.state(form, (BURIED, DELAYED), BURIED))
     if key == RESUME:

@@ -25,7 +25,6 @@ from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.errors.failure import failure_of
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.export import body_file
-from greenstalk_server.web.features.jobs.pages.actions import PAUSE_PRESETS
 from greenstalk_server.web.features.jobs.pages.details import job_details, tube_details
 from greenstalk_server.web.features.jobs.pages.edit import edit_page, initial_form
 from greenstalk_server.web.features.jobs.pages.messages import message_details
@@ -56,6 +55,7 @@ from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal, require_operator
 from greenstalk_server.web.framework.errors import error_page
 from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.framework.presets import PAUSE_PRESETS
 from greenstalk_server.web.framework.refusals import FIELDS, NOTHING_SENT, Sent, sent_form
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.reads.jobs.bodies import BodyLost, load_job_with_body
@@ -134,6 +134,7 @@ class Views:
         shown = self._overview(args, self._clock())
         return render_template(
             "overview.html",
+            pause_presets=PAUSE_PRESETS,
             overview=shown,
             sent=sent,
             attention=self._attention_panel(),
