@@ -385,7 +385,7 @@ def test_failures_are_retried_with_growing_pauses(queue: Queue, server: Server) 
             tried.append(world.queue.now)
     pauses = [(after - before) // SECOND for before, after in pairwise(tried)]
     assert pauses == [5, 10, 20, 40, 80, 160]
-    assert world.alerts.log[0].error == "status 500: sorry <b>[31m"
+    assert world.alerts.log[0].error == "status 500, response: “sorry <b>[31m”"
     assert world.alerts.log[0].attempt == 7
     assert world.alerts.waiting("r0") == 1
     server.answer = answer(200)
@@ -640,7 +640,7 @@ def test_test_button(visited: FlaskClient, server: Server) -> None:
     response = visited.post("/alerts/test", data={"receiver": "ops"}, headers=SAME_ORIGIN)
     assert "notice=test-failed" in response.location
     page = visited.get("/alerts").text
-    assert "status 500: out of order" in page
+    assert "status 500, response: “out of order”" in page
     assert visited.post("/alerts/test", data={"receiver": "no"}, headers=SAME_ORIGIN).status_code == 404
     audit = visited.get("/audit").text
     assert audit.count("alerts/test") == 2

@@ -102,7 +102,7 @@ BEYOND: dict[str, tuple[TubeSample, TubeSample, str, dict[str, str]]] = {
     "oldest_ready": (
         tube(now=ready(1), watching=2, oldest=15 * MINUTE),
         tube(now=ready(1), watching=2, oldest=15 * MINUTE - 1),
-        "1 job of “mail” is ready, and the oldest has waited for 15 min: 2 connections watch the tube.",
+        "1 job of “mail” is ready, and the oldest has waited for 15 min: 2 workers watch the tube.",
         {},
     ),
     "held_back": (

@@ -20,7 +20,7 @@ def test_condition_goes_when_its_cause_is_gone(chromium: Browser, tmp_path: Path
         with greenstalk.Client(("127.0.0.1", daemon.port), use="mail") as producer:
             producer.put("body")
             tab.page.locator(".condition a", has_text="1 job is ready, but no worker").wait_for()
-            tab.page.wait_for_selector("[data-key=mail] .attention:has-text('no consumers')")
+            tab.page.wait_for_selector("[data-key=mail] .attention:has-text('no workers')")
             with greenstalk.Client(("127.0.0.1", daemon.port), watch="mail"):
                 tab.page.get_by_role("heading", name="Nothing needs attention").wait_for()
                 tab.page.wait_for_selector("[data-key=mail] .badge:text-is('')", state="attached")

@@ -51,7 +51,7 @@ def test_selected_jobs_are_deleted_after_dry_run_and_confirmation(tab: Tab, clie
     choose(tab, "Delete")
     press(tab, "Preview")
     shown = tab.page.inner_text("main")
-    assert "Delete 2 jobs?" in shown and f"2 ticked jobs of tube:{clients.tube} state:ready" in shown
+    assert "Delete 2 jobs?" in shown and f"2 selected jobs of tube:{clients.tube} state:ready" in shown
     assert "<script>" in tab.page.inner_text("tbody tr:first-child td.body")
     assert clients.states() == (6, 0, 0, 0)
     tab.page.get_by_label("to confirm").fill("something")

@@ -129,7 +129,7 @@ def test_only_selected_jobs_in_an_unchanged_state_are_changed(
     chosen = [kept, gone, more[2], kept, ids[2]]  # one twice, one deleted, and one buried meanwhile
     id = preview(client, "ticked", tube="mail", state="ready", id=chosen, action="delete")
     page = look(client, id)
-    assert "4 ticked jobs of tube:mail state:ready" in words(page) and "2 jobs would be deleted" in words(page)
+    assert "4 selected jobs of tube:mail state:ready" in words(page) and "2 jobs would be deleted" in words(page)
     finishing.bury_job(queue.broker, kept, queue.now)
     assert run(client, id, confirm="mail").done == 1
     assert more[2] not in queue.broker.jobs and {kept, more[3], ids[2]} <= set(queue.broker.jobs)
@@ -295,7 +295,7 @@ def test_cancelled_dry_run_cannot_be_run(queue: Queue, client: FlaskClient, monk
     progress = client.get(location)
     assert progress.status_code == 303 and progress.headers["Location"].startswith("/task?id=")
     id = location.removeprefix("/bulk?task=")
-    assert "Dry run: delete tube:mail" in Page(client.get(f"/task?id={id}").text).text
+    assert "Preview: delete tube:mail" in Page(client.get(f"/task?id={id}").text).text
     client.post("/task/cancel", data={"id": id}, headers=SAME_ORIGIN)
     page = look(client, id)
     assert "The preview was cancelled" in words(page) and page.text.count("Type the tube") == 0

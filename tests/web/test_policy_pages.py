@@ -290,7 +290,7 @@ def test_dead_letter_tube_says_so_and_names_its_sources(queue: Queue, client: Fl
     queue.put("mail")
     page = shown(client, "/tube", tube="failed")
     assert "This is a dead-letter tube of mail. Dead letters come here from mail." in words(page)
-    assert "no consumers" not in page.text
+    assert "no workers" not in page.text
     assert "Received as dead letters 1" in words(page)
     assert "Dead letters go to failed, which has 1 job." in words(shown(client, "/tube", tube="mail"))
     overview = shown(client, "/")

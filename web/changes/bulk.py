@@ -302,7 +302,7 @@ class Plan:
     def predicate(self) -> str:
         """The selected jobs in words."""
         which = str(self.query) or "all jobs"
-        return which if self.ids is None else f"{text.counted(len(self.ids), 'ticked job')} of {which}"
+        return which if self.ids is None else f"{text.counted(len(self.ids), 'selected job')} of {which}"
 
     @property
     def is_destructive(self) -> bool:
@@ -364,7 +364,7 @@ class Bulk:
     def dry_run(self, plan: Plan) -> Task:
         """Start a task that counts what *plan* would change. Does not switch."""
         return self._tasks.start(
-            f"Dry run: {_uncapitalized(plan.change.title(plan.predicate))}",
+            f"Preview: {_uncapitalized(plan.change.title(plan.predicate))}",
             plan,
             lambda task: self._count(task, plan),
             kind="dry-run",
@@ -397,14 +397,14 @@ class Bulk:
         """Return the plan of *dry_run*; raise NotFound if it has none, or Forbidden if the principal may not run it."""
         plan = dry_run.subject_as(Plan)
         if not dry_run.is_controlled_by(principal()):
-            raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
+            raise Forbidden("Only admins, and the user who started the preview, may carry it out.")
         return plan
 
     @staticmethod
     def refuse_unfinished(dry_run: Task) -> None:
         """Raise Conflict unless *dry_run* has counted every job."""
         if dry_run.state != "done":
-            raise Conflict("The dry run did not finish, so the effect of this change is not known. Start it again.")
+            raise Conflict("The preview did not finish, so the effect of this change is not known. Start it again.")
 
     def back(self, plan: Plan) -> str:
         """Return the target of the page's Cancel link."""

@@ -208,7 +208,7 @@ class TubeChanges:
         """Start a task that finds the tubes that *change* would affect. Does not switch."""
         plan = TubePlan(change, pattern)
         return self._tasks.start(
-            f"Dry run: {change.key} tubes that match {pattern}",
+            f"Preview: {change.label.lower()} tubes that match {pattern}",
             plan,
             lambda task: self._count(task, plan),
             kind="tubes-dry-run",
@@ -227,12 +227,13 @@ class TubeChanges:
         """Start the run of *dry_run*, or return it if it has started; raise Conflict if the dry run did not finish."""
         plan = dry_run.subject_as(TubePlan)
         if not dry_run.is_controlled_by(principal()):
-            raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
+            raise Forbidden("Only admins, and the user who started the preview, may carry it out.")
         if plan.run:
             return self._tasks.get(plan.run)
         if dry_run.state != "done":
-            raise Conflict("The dry run did not finish, so the tubes are not known. Start it again.")
-        return self._start(f"{plan.title} that match {plan.pattern}", plan, is_counted=True)
+            raise Conflict("The preview did not finish, so the tubes are not known. Start it again.")
+        match = "matches" if len(plan.tubes) == 1 else "match"
+        return self._start(f"{plan.title} that {match} {plan.pattern}", plan, is_counted=True)
 
     def _start(self, title: str, plan: TubePlan, *, is_counted: bool) -> Task:
         task = self._tasks.start(

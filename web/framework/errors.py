@@ -11,18 +11,18 @@ from greenstalk_server.web.framework.access import is_api_request
 from greenstalk_server.web.framework.api import problems
 
 ADVICE: Final = {
-    400: "Nothing was changed.",
     401: "Reload the page to sign in.",
-    403: "Nothing was changed.",
     404: "There is no page at this address. Find tubes and jobs from the overview.",
-    405: "This page does not support the request method. Nothing was changed.",
-    409: "Nothing was changed.",
-    413: "The request exceeds the dashboard's size limit. Nothing was changed.",
+    405: "This page does not support the request method.",
+    413: "The request exceeds the dashboard's size limit.",
     429: "Other addresses can still sign in. If this persists, a client at your address is sending wrong passwords.",
     421: "Nothing was shown, so that no other site can read this page through its own host name (DNS rebinding).",
-    503: "Nothing was changed. See the overview for the state of the server.",
+    503: "See the overview for the state of the server.",
     500: "The dashboard failed to build this page. The queue is not affected. See the server's log for details.",
 }
+
+REFUSED: Final = (400, 403, 405, 409, 413, 503)
+"""Statuses of a change that was refused as a whole."""
 
 MAX_PARSED_FORM: Final = 64 * 1024
 """Largest request, in bytes, whose form is parsed to build the link back."""
@@ -60,7 +60,8 @@ def _advice(code: int, is_ours: bool) -> str:
         return "Find other tubes and jobs from the overview."
     if code == 500 and is_ours:
         return "Nothing was changed."
-    return ADVICE.get(code, "")
+    is_refused_change = code in REFUSED and request.method not in ("GET", "HEAD")
+    return " ".join(filter(None, ("Nothing was changed." if is_refused_change else "", ADVICE.get(code, ""))))
 
 
 def _back_link(code: int) -> tuple[str, str] | None:

@@ -309,7 +309,7 @@ def _error(response: Response) -> str:
         return f"status {response.status}: redirects are not followed"
     text = " ".join(response.body[:MAX_ERROR].decode(errors="replace").split())
     shown = "".join([character for character in text if character.isprintable()])
-    return f"status {response.status}" + (f": {shown}" if shown else "")
+    return f"status {response.status}" + (f", response: “{shown}”" if shown else "")
 
 
 def _wait(response: Response) -> int:

@@ -60,7 +60,7 @@ MEMORY: Final = Kind("memory", "memory")
 LIMIT: Final = Kind("limit", "near limit", "are near a limit")
 STANDBY: Final = Kind("standby", "no standby")
 REFUSED: Final = Kind("refused", "refused")
-NO_CONSUMERS: Final = Kind("no_consumers", "no consumers", "have ready jobs and no consumers", ends_at_once=True)
+NO_CONSUMERS: Final = Kind("no_consumers", "no workers", "have ready jobs and no workers", ends_at_once=True)
 OLDEST_READY: Final = Kind("oldest_ready", "jobs wait", "have jobs that have waited too long")
 HELD_BACK: Final = Kind("held_back", "held back", "are held back by a policy", ends_at_once=True)
 BURIED: Final = Kind("buried", "buried", "have buried jobs", ends_at_once=True)
@@ -350,7 +350,7 @@ def _waiting(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
             sentence = f"{_ready(sample)}, but {setting}: {_oldest(sample)}."
             yield tube.fact(HELD_BACK, sample.oldest, thresholds.held_back, sample.now.ready, sentence)
     elif _is_near(sample.oldest, thresholds.oldest_ready):
-        workers = text.counted(sample.watching, "connection")
+        workers = text.counted(sample.watching, "worker")
         watch = "watches" if sample.watching == 1 else "watch"
         sentence = f"{_ready(sample)}, and {_oldest(sample)}: {workers} {watch} the tube."
         yield tube.measure(OLDEST_READY, sample.oldest, thresholds.oldest_ready, sample.now.ready, sentence)

@@ -60,7 +60,7 @@ SETTING_TEXTS: Final[Mapping[str, SettingText]] = {
     "max_reserved": SettingText(
         "Maximum reserved jobs", COUNT, "Maximum number of jobs of one tube that are reserved at the same time."
     ),
-    "rate": SettingText("Rate per second", RATE, "Maximum number of reservations per second from one tube."),
+    "rate": SettingText("Maximum rate", RATE, "Maximum number of reservations per second from one tube."),
     "rate_burst": SettingText("Rate burst", COUNT, "Maximum number of reservations in a burst. Default: rate / 10."),
     "unique": SettingText("Unique", "", "With “body”, a put adds nothing if an equal job exists.", ("nothing", "body")),
     "unique_for": SettingText(

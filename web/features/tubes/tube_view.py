@@ -81,7 +81,7 @@ class TubeView:
 
     @property
     def is_dead_letter(self) -> bool:
-        """Whether it is a dead-letter tube, whose jobs need no consumers."""
+        """Whether it is a dead-letter tube, whose jobs need no workers."""
         return self._dead_letter_tubes.has(self.tube)
 
     @property

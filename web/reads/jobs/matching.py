@@ -125,7 +125,7 @@ def read_query(given: fields.Fields) -> Query:
     """
     query = parse(given.get("q", ""))
     if query.needs_bodies and not principal().sees_bodies:
-        raise Forbidden("Job bodies are hidden from you, so you cannot search them. Nothing was searched or changed.")
+        raise Forbidden("Job bodies are hidden from you, so you cannot search them.")
     tube = fields.tube_name(given).decode() if given.get("tube") else ""
     state = STATE_NAMES[fields.state(given)] if given.get("state") else ""
     return query.within(tube, state)

@@ -146,7 +146,7 @@ def ticked_ids(form: MultiDict[str, str]) -> tuple[int, ...] | None:
         raise BadRequest("“scope” must be ticked or all.")
     ids = form.getlist("id")
     if not ids:
-        raise BadRequest("No job was ticked. Tick some jobs, or choose all that match.")
+        raise BadRequest("No job is selected. Select some jobs, or choose all that match.")
     if len(ids) > MAX_TICKED:
-        raise BadRequest(f"At most {MAX_TICKED} jobs can be ticked at once.")
+        raise BadRequest(f"At most {MAX_TICKED} jobs can be selected at once.")
     return tuple(dict.fromkeys(fields.number({"id": id}, "id", 1, MAX_ID) for id in ids))
