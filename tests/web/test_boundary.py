@@ -84,7 +84,9 @@ POLICY = {"tubes": ["billing.*"], "dead_letter": "billing.failed"}
 TABLE: dict[str, list[Probe]] = {
     "GET /": [Probe("/"), Probe("/?q={tube}"), Probe("/?sort=ready&desc=1"), Probe("/?sort=attention")],
     "GET /tube": [Probe(f"/tube?tube={{tube}}&state={s}&q=pri:1") for s in ("ready", "reserved", "delayed", "buried")]
-    + [Probe("/tube?tube=billing.failed"), Probe("/tube?tube=billing.invoice&sample=hidden&state=reserved")],
+    + [Probe("/tube?tube={tube}&sort=age&desc=1"),
+       Probe("/tube?tube=billing.failed"), Probe("/tube?tube=billing.invoice&sample=hidden&state=reserved")],
+    "GET /tube/oldest": [Probe("/tube/oldest?tube={tube}")],
     "GET /tube/history": [Probe("/tube/history?tube={tube}"), Probe("/tube/history?tube=billing.invoice")],
     "GET /tube/history.json": [Probe("/tube/history.json?tube={tube}"),
                                Probe("/tube/history.json?tube=billing.invoice&span=10min")],
@@ -473,6 +475,7 @@ def test_operator_of_some_tubes_sees_and_changes_nothing_else(world: World, rout
 WITHOUT_TRACES = frozenset(
     {
         *("/healthz", "/readyz", "/static/<path:filename>", "/login", "/sessions", "/job/holder", "/find", "/search"),
+        "/tube/oldest",
         *("/server/history.json", "/tube/history", "/tube/history.json", "/events"),
         *(f"/api/v1{path}" for path in ("/docs", "/openapi.json", "/server", "/server/history", "/tubes/history")),
         *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/errors", "/tube/errors")),

@@ -27,10 +27,10 @@ def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     tab.page.get_by_label("Priority", exact=True).fill("7")
     tab.page.get_by_label("TTR, s").fill("90")
     press(tab, "Put job")
-    [id] = [int(text) for text in tab.page.locator(".jobs th.id a").all_text_contents()]
+    [id] = [int(text) for text in tab.page.locator(".jobs tbody th.id a").all_text_contents()]
     assert notice_text(tab) == f"Job {id} was put. Job {id}"
     assert clients.producer.peek(id).body == "one\ntwo ☃ <b>".encode()
-    tab.page.locator(".jobs th.id a").click()
+    tab.page.locator(".jobs tbody th.id a").click()
     assert tab.page.inner_text("pre.body") == "one\ntwo ☃ <b>"
     tab.page.click(MORE)
     press(tab, "Bury: set aside")

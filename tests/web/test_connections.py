@@ -113,7 +113,7 @@ def test_list_is_one_page_and_the_filter_finds_the_rest(queue: Queue, client: Fl
 def test_many_connections_let_others_run(queue: Queue, client: FlaskClient, short_steps: None) -> None:
     for at in range(10_000):
         connect(queue, watches=(f"tube-{at % 500}",))
-    for query in ({}, {"sort": "held"}, {"q": "tube-4"}, {"q": "nothing"}):
+    for query in ({}, {"sort": "held", "desc": "1"}, {"q": "tube-4"}, {"q": "nothing"}):
         with LoopIterations() as turns:
             html = look(client, **query)
         assert "connections" in text(html)

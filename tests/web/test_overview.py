@@ -25,7 +25,8 @@ from greenstalk_server.web.features.tubes.pages.overview import (
     journal_texts,
     memory_texts,
 )
-from greenstalk_server.web.features.tubes.tube_view import COLUMNS, TUBE_BATCH, Order, TubeViews
+from greenstalk_server.web.features.tubes.tube_view import COLUMNS, DEFAULT_ORDER, TUBE_BATCH, TubeViews
+from greenstalk_server.web.framework.sorting import Order
 
 from .conftest import Queue, visiting
 from .table import Page
@@ -242,7 +243,7 @@ def test_many_tubes_are_paged_by_name(queue: Queue, client: FlaskClient) -> None
     assert "10 of 251 tubes" in found.text
 
 
-@pytest.mark.parametrize(("query", "order"), [("", Order()), ("x09", Order()), ("", Order("oldest", True))])
+@pytest.mark.parametrize(("query", "order"), [("", DEFAULT_ORDER), ("x09", DEFAULT_ORDER), ("", Order("oldest", True))])
 def test_scan_of_ten_thousand_tubes_lets_others_run(
     queue: Queue, client: FlaskClient, query: str, order: Order, short_steps: None
 ) -> None:

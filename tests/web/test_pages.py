@@ -18,6 +18,7 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.web.framework import cooperative
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs
+from greenstalk_server.web.reads.jobs.job_orders import DEFAULT_ORDERS
 
 from .conftest import Queue
 from .table import Page
@@ -104,7 +105,9 @@ def test_scan_for_reserved_jobs_is_bounded(queue: Queue) -> None:
     worker = queue.connect()
     for id in [*queue.put("other", count=MAX_SCANNED + 1), *queue.put("mail")]:
         reserving.reserve_job(queue.broker, worker, id, queue.now)
-    found = list_jobs(queue.broker, queue.broker.tubes[b"mail"], 2, None, queue.now, job_columns(2, True))
+    found = list_jobs(
+        queue.broker, queue.broker.tubes[b"mail"], 2, DEFAULT_ORDERS[2], None, queue.now, job_columns(2, True)
+    )
     assert found.rows == []
 
 

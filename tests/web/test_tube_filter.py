@@ -78,7 +78,9 @@ def test_match_at_the_end_of_a_long_list_is_found(queue: Queue, app: Flask, clie
     assert "3 matching, among all 1,203" in page.text
     assert "done" in page.text and "scanned 1,203 of 1,203 jobs" in page.text
     assert 'http-equiv="refresh"' not in response.text
-    assert [task.title for task in tasks(app)] == ["Search for tube:mail state:ready body:needle"]
+    assert [task.title for task in tasks(app)] == [
+        "Search for tube:mail state:ready body:needle, by priority, most urgent first"
+    ]
 
 
 def test_invalid_filter_can_be_cleared_and_not_exported(queue: Queue, client: FlaskClient) -> None:

@@ -23,7 +23,7 @@ STATES: Final = (READY, RESERVED, DELAYED, BURIED)
 """States in the order in which pages show them."""
 
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
-_CURSOR: Final = re.compile(r"([0-9]{1,40})-([0-9]{1,20})")
+_CURSOR: Final = re.compile(r"(-?[0-9]{1,40})-([0-9]{1,20})")
 
 # A path that a browser resolves to the same site. It has no second slash at the start, no backslash (browsers treat it
 # as a slash), and no space or control character (browsers drop some of them).

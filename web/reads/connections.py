@@ -22,6 +22,7 @@ from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace, in_batches
 from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.framework.sorting import Order
 
 MAX_FILTER_LENGTH: Final = 200
 """Characters of a filter: the length of the longest tube name."""
@@ -69,11 +70,30 @@ def _longest_waiting(client: Client) -> int:
 
 
 SORTS: Final[dict[str, tuple[str, Callable[[Client], int]]]] = {
-    "number": ("By number", attrgetter("number")),
-    "held": ("Longest holding a job", _longest_held),
-    "waiting": ("Longest waiting", _longest_waiting),
+    "number": ("by number", attrgetter("number")),
+    "connected": ("longest connected", attrgetter("connected_at")),
+    "held": ("longest holding a job", _longest_held),
+    "waiting": ("longest waiting", _longest_waiting),
 }
-"""Orders of a list of connections: the label, and the sort key, smallest first."""
+"""Orders of a list of connections: the ascending order in words, and the sort key. _NEVER always sorts last."""
+
+BY_NUMBER: Final = Order("number")
+
+
+def client_rank(order: Order) -> Callable[[Client], int]:
+    """Return the function from a client to its sort key in *order*, smallest first."""
+    rank = SORTS[order.key][1]
+
+    def reverse(client: Client) -> int:
+        value = rank(client)
+        return value if value == _NEVER else -value
+
+    return reverse if order.is_descending else rank
+
+
+def order_words(order: Order) -> str:
+    """Return *order* in words."""
+    return f"{SORTS[order.key][0]}{' last' if order.is_descending else ''}"
 
 
 def visible_tubes(client: Client) -> Collection[bytes]:

@@ -30,6 +30,8 @@ def test_lists_in_every_order(queue: Queue, program: Program, limit: int) -> Non
     assert numbers(program, limit=limit) == [2, 3, 4, 5, 6]
     assert numbers(program, sort="held", limit=limit) == [5, 3, 2, 4, 6]
     assert numbers(program, sort="waiting", limit=limit) == [6, 2, 3, 4, 5]
+    assert numbers(program, sort="held", desc="true", limit=limit) == [3, 5, 2, 4, 6], "without a job: last"
+    assert numbers(program, desc="true", limit=limit) == numbers(program, sort="connected")[::-1] == [6, 5, 4, 3, 2]
     assert numbers(program, q="MAIL", limit=limit) == [3, 5]
     assert numbers(program, q="10.0.0.4", limit=limit) == [4]
     assert numbers(program, q="nobody", limit=limit) == []
@@ -76,4 +78,5 @@ def test_cursor_of_another_order_is_refused(queue: Queue, program: Program) -> N
     queue.connect()
     cursor = program.get("/connections", limit=1)["next_cursor"]
     problem(program.ask("GET", "/connections", query_string={"cursor": cursor, "sort": "held"}), 400, "cursor")
+    problem(program.ask("GET", "/connections", query_string={"cursor": cursor, "desc": "true"}), 400, "cursor")
     problem(program.ask("GET", "/connections", query_string={"cursor": cursor[:-2]}), 400, "cursor")

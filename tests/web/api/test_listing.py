@@ -24,6 +24,7 @@ from greenstalk_server.web.reads.jobs.query import Query, parse
 from tests.support.daemon import TIMEOUT
 
 from ..conftest import Queue
+from ..turns import until
 from .conftest import TOKEN, Program, problem
 
 
@@ -272,3 +273,52 @@ def test_bad_and_hidden_fields_are_refused(queue: Queue, program: Program) -> No
         problem(program.ask("GET", f"{path}?fields=a,b,c,d,e,f,g"), 400, "fields")
         hidden = Program(queue.app(api_token=TOKEN, hides_bodies=True))
         problem(hidden.ask("GET", f"{path}?fields=kind"), 403)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 50, 1000])
+@pytest.mark.parametrize("desc", ["false", "true"])
+def test_sorted_list_is_complete(queue: Queue, program: Program, limit: int, desc: str) -> None:
+    expected = shuffled(queue, "mail", 50)
+    queue.put("other")
+    found = listed(program, tube="mail", sort="pri", desc=desc, limit=limit)
+    assert found == (expected if desc == "false" else expected[::-1])
+
+
+def test_sorted_list_is_complete_while_jobs_change(queue: Queue, program: Program) -> None:
+    shuffled(queue, "mail", 30)
+    stays = listed(program, tube="mail", sort="pri")[1::2]
+    seen, query = list[int](), dict[str, Any](tube="mail", sort="pri", limit=4)
+    while query.get("cursor", "") is not None:
+        page = program.get("/jobs", **query)
+        seen += [job["id"] for job in page["jobs"]]
+        query["cursor"] = page["next_cursor"]
+        for id in seen:
+            if id not in stays and id in queue.broker.jobs:
+                finishing.delete_job(queue.broker, id, queue.now)
+        queue.put("mail", pri=0)
+    assert [id for id in seen if id in stays] == stays
+
+
+def test_cursor_of_another_order_is_refused(queue: Queue, program: Program) -> None:
+    queue.put("mail", count=3)
+    by_pri = program.get("/jobs", sort="pri", limit=1)["next_cursor"]
+    by_tube = program.get("/jobs", sort="tube", limit=1)["next_cursor"]
+    for query in (
+        {},
+        {"sort": "size"},
+        {"sort": "pri", "desc": "true"},
+        {"sort": "tube"},
+        {"sort": "pri", "q": "pri:1"},
+    ):
+        problem(program.ask("GET", "/jobs", query_string={"cursor": by_pri} | query), 400, "cursor")
+    problem(program.ask("GET", "/jobs", query_string={"cursor": by_tube, "sort": "pri"}), 400, "cursor")
+    problem(program.ask("GET", "/jobs", query_string={"desc": "true"}), 400, "desc")
+
+
+def test_long_list_is_sorted_by_a_search_only(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = shuffled(queue, "mail", 50)
+    monkeypatch.setattr(listing, "MAX_SORTED", 49)
+    assert "POST /searches" in str(problem(program.ask("GET", "/jobs", query_string={"sort": "pri"}), 400, "sort"))
+    task = program.do("POST", "/searches", {"tube": "mail", "sort": "pri", "desc": True}, status=202)["id"]
+    until(lambda: program.get(f"/tasks/{task}")["state"] == "done")
+    assert [job["id"] for job in program.get(f"/tasks/{task}/jobs")["jobs"]] == expected[::-1]

@@ -26,6 +26,7 @@ from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import RequestModel, ResponseModel
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.connections import MAX_FILTER_LENGTH, find_client
 
 
@@ -47,15 +48,19 @@ class ListConnectionsRequest(RequestModel):
         ),
     ] = ""
     sort: Annotated[
-        Literal["number", "held", "waiting"],
-        Meta(description="`number`; `held`: the longest-held job first; `waiting`: the longest wait first."),
+        Literal["number", "connected", "held", "waiting"],
+        Meta(
+            description="`number`; `connected`: the oldest connection first; `held`: the longest-held job first;"
+            " `waiting`: the longest wait first."
+        ),
     ] = "number"
+    desc: Annotated[bool, Meta(description="Whether the order is reversed.")] = False
     cursor: Cursor | UnsetType = UNSET
     limit: Limit = DEFAULT_LIMIT
 
 
 class _ConnectionPosition(Struct, array_like=True):
-    """The last connection of the previous page, and the order of the list."""
+    """The last connection of the previous page, and the order of the list: its key, with a hyphen if descending."""
 
     sort: str
     rank: int
@@ -78,12 +83,13 @@ class ConnectionsEndpoints:
     def list_connections(self, query: ListConnectionsRequest) -> ConnectionList:
         """List the connections."""
         connections = []
-        first, _ = first_clients(self._broker, query.q.strip(), query.sort, query.limit + 1, _after(query))
+        order = Order(query.sort, query.desc)
+        first, _ = first_clients(self._broker, query.q.strip(), order, query.limit + 1, _after(query))
         for _, _, client in Pace().each(first[: query.limit]):
             if not client.is_closed:  # the client may have disconnected since the listing
                 connections.append(connection_model(client))
         is_cut = len(first) > query.limit
-        following = dump(_ConnectionPosition(query.sort, *first[query.limit - 1][:2])) if is_cut else None
+        following = dump(_ConnectionPosition(_sort_of(query), *first[query.limit - 1][:2])) if is_cut else None
         return ConnectionList(connections=connections, next_cursor=following)
 
     @endpoint("GET", "/connections/{number}", errors=NO_CONNECTION)
@@ -101,10 +107,14 @@ class ConnectionsEndpoints:
         return find_client(self._broker, {"number": str(number)})
 
 
+def _sort_of(query: ListConnectionsRequest) -> str:
+    return f"{'-' if query.desc else ''}{query.sort}"
+
+
 def _after(query: ListConnectionsRequest) -> tuple[int, int] | None:
     if query.cursor is UNSET:
         return None
     position = load(query.cursor, _ConnectionPosition)
-    if position.sort != query.sort:
+    if position.sort != _sort_of(query):
         refuse("cursor", f"belongs to a list sorted by {position.sort[:20]}")
     return position.rank, position.number

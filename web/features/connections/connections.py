@@ -23,13 +23,14 @@ from greenstalk_server.web.framework.api.values import (
     model_of,
 )
 from greenstalk_server.web.framework.cooperative import Pace, in_batches
+from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.connections import (
     BATCH_SIZE,
     MAX_JOBS_LISTED,
     MAX_SCANNED_JOBS,
     MAX_TUBES_IN_ROW,
     MAX_TUBES_LISTED,
-    SORTS,
+    client_rank,
     matching_clients,
     soonest_jobs,
     visible_jobs,
@@ -100,13 +101,13 @@ Ranked = tuple[int, int, Client]
 
 
 def first_clients(
-    broker: Broker, query: str, sort: str, limit: int, after: tuple[int, int] | None = None
+    broker: Broker, query: str, order: Order, limit: int, after: tuple[int, int] | None = None
 ) -> tuple[list[Ranked], int]:
     """Return the first *limit* clients after *after* that match *query*, and the number of all matches. May switch.
 
-    *sort* is a key of SORTS; *after* is the sort key and the number of a client.
+    The key of *order* is one of SORTS; *after* is the sort key and the number of a client.
     """
-    pace, sort_key = Pace(), SORTS[sort][1]
+    pace, sort_key = Pace(), client_rank(order)
     found = matching_clients(broker, query, pace)
     ranked = [(sort_key(client), client.number, client) for client in in_batches(found, BATCH_SIZE, pace)]
     return nsmallest(limit, [one for one in ranked if after is None or one[:2] > after]), len(found)

@@ -7,7 +7,6 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from flask import Flask, render_template, request, url_for
-from werkzeug.exceptions import BadRequest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
@@ -18,8 +17,10 @@ from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.values import instant
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.framework.sorting import Head, Heads, Order, order_args, read_order
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.reads.connections import (
+    BY_NUMBER,
     MAX_FILTER_LENGTH,
     MAX_SCANNED_JOBS,
     MAX_TUBES_IN_ROW,
@@ -27,6 +28,7 @@ from greenstalk_server.web.reads.connections import (
     SORTS,
     find_client,
     matching_clients,
+    order_words,
 )
 from greenstalk_server.web.reads.policies import hold_text
 
@@ -41,6 +43,17 @@ MAX_SCANNED_IN_ROW: Final = 32
 
 MAX_HOLDS: Final = 5
 """Maximum number of held tubes that the page of a connection shows."""
+
+COLUMNS: Final = (
+    ("connection", "Connection", "Its number and address", "number"),
+    ("role", "Role", "A producer has put a job; a worker has reserved one", ""),
+    ("since", "For", "How long it has been connected", "connected"),
+    ("uses", "Uses", "The tube that it puts jobs into", ""),
+    ("watches", "Watches", "The tubes that it reserves jobs from", ""),
+    ("holds", "Holds", "The jobs that it holds, and the time to run left for each", "held"),
+    ("waits", "Waiting", "How long it has waited in a reserve", "waiting"),
+)
+"""The columns of the list: CSS class, label, explanation, and key of SORTS."""
 
 PARTS: Final = ("figures", "jobs", "tubes", "facts")
 """Blocks of connection.html, each within an element with its name in `data-part`."""
@@ -61,15 +74,11 @@ class ConnectionPages:
         live.register("connection", self.connection_state)
 
     def connections(self) -> str:
-        """Serve `/connections?q=&sort=`. May switch."""
+        """Serve `/connections?q=&sort=&desc=`. May switch."""
         shown = self._list(request.args, self._clock())
-        query, sort = shown["query"], shown["sort"]
         return render_template(
             "connections.html",
-            sorts=[
-                (key, label, url_for("connections", q=query or None, sort=key)) for key, (label, _) in SORTS.items()
-            ],
-            live_args=urlencode({"q": query, "sort": sort}),
+            live_args=urlencode({"q": shown["query"]} | shown["order_args"]),
             longest_filter=MAX_FILTER_LENGTH,
             **shown,
         )
@@ -92,12 +101,10 @@ class ConnectionPages:
         return {"parts": render_blocks("connection.html", PARTS, self._details(args, now))}
 
     def _list(self, given: Fields, now: int) -> dict[str, Any]:
-        """Return the connections that the fields `q` and `sort` select, for the template. May switch."""
-        query, sort = given.get("q", "").strip()[:MAX_FILTER_LENGTH], given.get("sort", "") or "number"
-        if sort not in SORTS:
-            raise BadRequest(f"“sort” must be one of {', '.join(SORTS)}, not “{sort[:40]}”.")
+        """Return the connections that the fields `q`, `sort` and `desc` select, for the template. May switch."""
+        query, order = given.get("q", "").strip()[:MAX_FILTER_LENGTH], read_order(given, SORTS, BY_NUMBER)
         pace, connections = Pace(), []
-        first, found = first_clients(self._broker, query, sort, MAX_ROWS)
+        first, found = first_clients(self._broker, query, order, MAX_ROWS)
         total = len(matching_clients(self._broker, "", pace)) if query else found
         for _, _, client in pace.each(first):
             if not client.is_closed:
@@ -108,9 +115,10 @@ class ConnectionPages:
                 )
         return {
             "connections": connections,
-            "summary": _summary(len(first), found, total, query, sort),
+            "summary": _summary(len(first), found, total, query, order),
             "query": query,
-            "sort": sort,
+            "heads": _heads(query, order),
+            "order_args": order_args(order, BY_NUMBER),
             "now": instant(now),
         }
 
@@ -125,6 +133,12 @@ class ConnectionPages:
         }
 
 
+def _heads(query: str, order: Order) -> list[Head]:
+    page, kept = url_for("connections"), {"q": query} if query else {}
+    heads = Heads(order, BY_NUMBER, lambda sorting: f"{page}?{urlencode(kept | sorting)}")
+    return [heads.head(*column) for column in COLUMNS]
+
+
 def _holds(client: Client, now: int) -> list[tuple[str, str]]:
     """Return the first watched tubes whose ready jobs a policy holds back while *client* waits, with the reasons."""
     if not client.is_waiting:
@@ -135,10 +149,10 @@ def _holds(client: Client, now: int) -> list[tuple[str, str]]:
     return [("Held back", f"{name}: {hold}") for name, hold in found if hold][:MAX_HOLDS]
 
 
-def _summary(shown: int, matched: int, total: int, query: str, sort: str) -> str:
+def _summary(shown: int, matched: int, total: int, query: str, order: Order) -> str:
     if shown < matched:
         what = f"{text.counted(matched, 'connection')}{' that match' if query else ''}"
-        return f"first {shown} of {what}, {SORTS[sort][0].lower()}"
+        return f"first {shown} of {what}, {order_words(order)}"
     if query:
         return f"{text.number(matched)} of {text.counted(total, 'connection')}"
     return text.counted(total, "connection")

@@ -5,7 +5,7 @@ The page shows each job in its current state, and omits jobs that no longer exis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -18,9 +18,11 @@ from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.sorting import Heads, order_args, read_order
 from greenstalk_server.web.live.hub import LiveHub, State
-from greenstalk_server.web.reads.jobs.job_list import JobColumn, suggested_paths
-from greenstalk_server.web.reads.jobs.json_fields import columns_text
+from greenstalk_server.web.reads.jobs.job_list import JobColumn, job_heads, suggested_paths
+from greenstalk_server.web.reads.jobs.job_orders import BY_ID, ORDERS, order_text
+from greenstalk_server.web.reads.jobs.json_fields import Path, columns_text
 from greenstalk_server.web.reads.jobs.match_table import list_has_classes, match_rows, visible_columns
 from greenstalk_server.web.reads.jobs.matching import read_columns, read_query
 from greenstalk_server.web.reads.jobs.query import MAX_SEARCHED, QueryError, suggested_terms
@@ -50,7 +52,7 @@ class SearchPages:
     def page(self) -> Response:
         """Serve `/search`: show the search of `task`, or else start or join the one for `q`, `tube` and `state`.
 
-        May switch.
+        `sort` and `desc` are the order of the matches. May switch.
         """
         given = request.args.get("q", "").strip()
         try:
@@ -60,7 +62,7 @@ class SearchPages:
         if request.args.get("task"):
             task = self._tasks.find(request.args)
         elif query.terms:
-            task = self._searches.start(query)
+            task = self._searches.start(query, read_order(request.args, tuple(ORDERS), BY_ID))
         else:
             return make_response(_form("", ""))
         task.wait(INITIAL_WAIT)
@@ -92,6 +94,9 @@ class SearchPages:
             "task": task,
             "texts": progress_texts(task, now),
             "columns": columns,
+            "heads": job_heads(Heads(search.order, BY_ID, _urls(search, paths)), columns),
+            "order_args": order_args(search.order, BY_ID),
+            "order": order_text(search.order),
             "rows": rows,
             "cols": columns_text(paths),
             "paths": suggested_paths(self._broker, rows),
@@ -122,6 +127,13 @@ def _form(q: str, error: str) -> str:
         terms=suggested_terms(is_of_tube=False, sees_bodies=principal().sees_bodies),
         longest=text.size(MAX_SEARCHED),
     )
+
+
+def _urls(search: Search, paths: Iterable[Path]) -> Callable[[dict[str, str]], str]:
+    """Return a function from the arguments of an order to the URL of the search for the same query in this order."""
+    page, cols = url_for("search"), columns_text(paths)
+    here = {"q": str(search.query)} | ({"cols": cols} if cols else {})
+    return lambda sorting: f"{page}?{urlencode(here | sorting, safe=':')}"
 
 
 def _begin(given: fields.Fields) -> int:

@@ -14,7 +14,15 @@ from greenstalk_server.web.changes.task_model import BUSY, Task, TaskId, started
 from greenstalk_server.web.changes.tasks import Task as RunningTask
 from greenstalk_server.web.changes.tasks import Tasks as TaskManager
 from greenstalk_server.web.changes.tube_changes import TubeChanges, TubePlan
-from greenstalk_server.web.features.jobs.api.jobs import HIDDEN, JobList, JobSelectionRequest, job_rows, parse_selector
+from greenstalk_server.web.features.jobs.api.jobs import (
+    HIDDEN,
+    JobList,
+    JobSelectionRequest,
+    SortedJobsRequest,
+    job_rows,
+    parse_order,
+    parse_selector,
+)
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
@@ -29,6 +37,7 @@ from greenstalk_server.web.framework.api.values import (
     TubeName,
 )
 from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies
+from greenstalk_server.web.reads.jobs.job_orders import BY_ID
 
 MIN_RATE: Final = 0.001
 MAX_RATE: Final = 1_000_000.0
@@ -41,8 +50,8 @@ class TaskList(ResponseModel):
     tasks: list[Task]
 
 
-class SearchJobsRequest(JobSelectionRequest):
-    """The jobs to search for."""
+class SearchJobsRequest(SortedJobsRequest):
+    """The jobs to search for, and the order in which the first of them are listed: by default by id."""
 
 
 class ChangeSelectionRequest(JobSelectionRequest, kw_only=True):
@@ -132,10 +141,11 @@ class TasksEndpoints:
     def search_jobs(self, body: SearchJobsRequest) -> Task:
         """Search all jobs, as a task.
 
-        The task counts every match, and keeps the first 1000 for `/tasks/{task}/jobs`. The response comes within half a
-        second, with the progress so far. To page through all matches, use `GET /jobs` with `q` instead.
+        The task counts every match, and keeps the first 1000 in the order of `sort` for `/tasks/{task}/jobs`. The
+        response comes within half a second, with the progress so far. To page through all matches, use `GET /jobs` with
+        `q` instead.
         """
-        task = self._searches.start(parse_selector(body))
+        task = self._searches.start(parse_selector(body), parse_order(body) or BY_ID)
         return started_task(task)
 
     @endpoint("POST", "/bulk", role=OPERATOR, status=202, errors=HIDDEN | BUSY)

@@ -15,6 +15,7 @@ from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.framework import sparkline, text
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_label
 
 MAX_FILTER_LENGTH: Final = 200
@@ -243,32 +244,23 @@ def tube_texts(view: TubeView) -> list[str]:
     return [column.text(view) for column in (NAME, *COLUMNS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """The column by which tubes are sorted, and the direction. By default tubes with the worst conditions are first."""
+DEFAULT_ORDER: Final = Order(ATTENTION_KEY, is_descending=True)
+"""Tubes with the worst conditions first."""
 
-    key: str = ATTENTION_KEY
-    is_descending: bool = True
 
-    @property
-    def is_reversed(self) -> bool:
-        """Whether the largest keys of `TubeViews.key` come first."""
-        return self.is_descending and self.key == BY_NAME
+def is_reversed(order: Order) -> bool:
+    """Return whether the largest keys of `TubeViews.key` come first in *order*."""
+    return order.is_descending and order.key == BY_NAME
 
-    @property
-    def direction(self) -> str:
-        """`ascending` or `descending`."""
-        return "descending" if self.is_descending else "ascending"
 
-    @property
-    def description(self) -> str:
-        """The order in words: `by name`, `by “Ready”, largest first`."""
-        if self.key == BY_NAME:
-            return "by name, descending" if self.is_descending else "by name"
-        if self.key == ATTENTION_KEY:
-            return "those that need attention first" if self.is_descending else "those that need attention last"
-        which = "largest" if self.is_descending else "smallest"
-        return f"by “{SORTS[self.key].label}”, {which} first"
+def order_text(order: Order) -> str:
+    """Return *order* in words: `by name`, `by “Ready”, largest first`."""
+    if order.key == BY_NAME:
+        return "by name, descending" if order.is_descending else "by name"
+    if order.key == ATTENTION_KEY:
+        return "those that need attention first" if order.is_descending else "those that need attention last"
+    which = "largest" if order.is_descending else "smallest"
+    return f"by “{SORTS[order.key].label}”, {which} first"
 
 
 SortKey = tuple[bool, float, str]

@@ -1,8 +1,10 @@
-"""Lists of a tube's jobs in one state, page by page, in the order in which jobs leave the state.
+"""Lists of a tube's jobs in one state, page by page, in an order.
 
-Iteration stops when the page is full, so the first page costs the same for a million jobs as for a hundred. A later
-page begins after the sort key of the last job of the previous page, even if that job has moved or is gone. Only the
-first MAX_LISTED jobs are listed, since each iteration starts at the first job.
+By default this is the order in which jobs leave the state, or, for buried jobs, the newest burial first. The tube has
+an index with this order. Iteration stops when the page is full, so the first page costs the same for a million jobs as
+for a hundred. A later page begins after the sort key of the last job of the previous page, even if that job has moved
+or is gone. Only the first MAX_LISTED jobs are listed, since each iteration starts at the first job. Any other order
+needs all jobs, so this module provides it for at most MAX_LISTED jobs.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
+from operator import gt, lt
 from typing import Final, Literal
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.policies.tube_policy_state import buried_at
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube
@@ -23,10 +27,19 @@ from greenstalk_server.protocol.stats import JobStats, job_stats
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.sorting import Head, Heads, Order
 from greenstalk_server.web.reads.jobs.bodies import ON_DISK
 from greenstalk_server.web.reads.jobs.body_format import row_preview
 from greenstalk_server.web.reads.jobs.frameworks import class_of
 from greenstalk_server.web.reads.jobs.job_errors import error_text
+from greenstalk_server.web.reads.jobs.job_orders import (
+    DEFAULT_ORDERS,
+    ORDERS,
+    is_indexed,
+    job_key,
+    order_text,
+    sorted_jobs,
+)
 from greenstalk_server.web.reads.jobs.json_fields import MAX_SUGGESTED, Path, field_paths, field_text, parse_body
 from greenstalk_server.web.reads.jobs.tags_text import hold_reason, is_awaiting, key_words
 from greenstalk_server.web.reads.policies import expires_at
@@ -54,6 +67,7 @@ class JobColumn:
     key             its CSS classes.
     text            returns the text of a cell at a time in nanoseconds.
     is_long         a cell may be cut at its end, so it shows its whole text on hover.
+    order           the order of the list that the column shows, a key of ORDERS; empty if it has none.
     """
 
     label: str
@@ -61,6 +75,7 @@ class JobColumn:
     help: str
     text: Callable[[JobStats, Job, int], str]
     is_long: bool = False
+    order: str = ""
 
 
 DEAD_LETTERS: Final = "dead-letters"
@@ -72,16 +87,20 @@ CLASS: Final = "class"
 
 
 PRI: Final = JobColumn(
-    "Priority", "pri", "Jobs with the smallest value are reserved first", lambda stats, *_: str(stats.pri)
+    "Priority", "pri", "Jobs with the smallest value are reserved first", lambda stats, *_: str(stats.pri), order="pri"
 )
-AGE: Final = JobColumn("Age", "age", "Time since the job was put", lambda stats, *_: text.duration(stats.age))
+AGE: Final = JobColumn(
+    "Age", "age", "Time since the job was put", lambda stats, *_: text.duration(stats.age), order="age"
+)
 _TTR: Final = JobColumn(
-    "TTR", "ttr", "Time to run: how long a worker may hold the job", lambda stats, *_: text.duration(stats.ttr)
-)
+    "TTR", "ttr", "Time to run: how long a worker may hold the job", lambda stats, *_: text.duration(stats.ttr),
+    order="ttr",
+)  # fmt: skip
 RESERVES: Final = JobColumn(
-    "Reserves", "reserves", "Number of times that the job was reserved", lambda stats, *_: text.number(stats.reserves)
-)
-SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job, now: text.number(job.size))
+    "Reserves", "reserves", "Number of times that the job was reserved", lambda stats, *_: text.number(stats.reserves),
+    order="reserves",
+)  # fmt: skip
+SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job, now: text.number(job.size), order="size")
 _BODY: Final = JobColumn(
     "Body", "body", "The first bytes of the body", lambda _, job, now: body_preview(job), is_long=True
 )
@@ -91,29 +110,38 @@ _ERROR: Final = JobColumn(
 )  # fmt: skip
 _HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved the job", lambda _, job, now: _holder(job))
 _TIMEOUTS: Final = JobColumn(
-    "Timeouts", "timeouts", "How often a reservation timed out", lambda stats, *_: text.number(stats.timeouts)
-)
+    "Timeouts", "timeouts", "How often a reservation timed out", lambda stats, *_: text.number(stats.timeouts),
+    order="timeouts",
+)  # fmt: skip
+_BURIED: Final = JobColumn(
+    "Buried", "buried", "Time since the job was buried, or moved to this tube while buried",
+    lambda _, job, now: text.duration(max(0, now - buried_at(job)) // SECOND), order="buried",
+)  # fmt: skip
 _READY_IN: Final = JobColumn(
     "Ready in",
     "left",
     "Time until the delay ends",
     lambda stats, job, now: text.NONE if is_awaiting(job) else text.duration(stats.time_left),
+    order="time_left",
 )
 _TTR_LEFT: Final = JobColumn(
     "TTR left",
     "left",
     "Time until the reservation times out and the job is ready again",
     lambda stats, *_: text.duration(stats.time_left),
+    order="time_left",
 )
 _ATTEMPTS: Final = JobColumn(
     "Attempts",
     "attempts",
     "Reservations since the put, the last kick or the last redrive, and the maximum of the tube's policy",
     lambda _, job, now: attempts_text(job),
+    order="attempts",
 )
 _EXPIRES: Final = JobColumn(
-    "Expires in", "expires", "Time until the tube's policy removes the job", lambda _, job, now: _expires_in(job, now)
-)
+    "Expires in", "expires", "Time until the tube's policy removes the job", lambda _, job, now: _expires_in(job, now),
+    order="expires_at",
+)  # fmt: skip
 _KEYS: Final = JobColumn(
     "Keys", "tag-words", "The idempotency key, group, awaited group and concurrency key of the put",
     lambda _, job, now: key_words(job) or text.NONE,
@@ -135,15 +163,16 @@ _DEAD_LETTER: Final = (
         "Reason", "reason", "The reason for the move", lambda _, job, now: _of(job, lambda d: REASON_TEXTS[d.reason])
     ),
     JobColumn(
-        "Attempts", "attempts", "Attempts in that tube", lambda _, job, now: _of(job, lambda d: text.number(d.attempts))
+        "Attempts", "attempts", "Attempts in that tube",
+        lambda _, job, now: _of(job, lambda d: text.number(d.attempts)), order="dead_letter.attempts",
     ),
     JobColumn(
         "First", "first", "Time since it first became a dead letter",
-        lambda _, job, now: _of(job, lambda d: _ago(d.first_at, now)),
+        lambda _, job, now: _of(job, lambda d: _ago(d.first_at, now)), order="dead_letter.first_at",
     ),
     JobColumn(
         "Last", "last", "Time since it last became a dead letter",
-        lambda _, job, now: _of(job, lambda d: _ago(d.last_at, now)),
+        lambda _, job, now: _of(job, lambda d: _ago(d.last_at, now)), order="dead_letter.last_at",
     ),
 )  # fmt: skip
 
@@ -169,16 +198,9 @@ JOB_COLUMNS: Final[Mapping[int, tuple[JobColumn, ...]]] = {
     READY: (PRI, AGE, _TTR, RESERVES, SIZE),
     RESERVED: (_TTR_LEFT, _HOLDER, PRI, AGE, RESERVES, SIZE),
     DELAYED: (_READY_IN, PRI, AGE, RESERVES, SIZE),
-    BURIED: (PRI, AGE, RESERVES, _TIMEOUTS, SIZE),
+    BURIED: (_BURIED, PRI, AGE, RESERVES, _TIMEOUTS, SIZE),
 }
 """Columns by state, without those that the body adds."""
-
-_ORDER: Final = {
-    READY: "in the order they will be reserved",
-    RESERVED: "soonest timeout first",
-    DELAYED: "soonest ready first",
-    BURIED: "in the order they were buried",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +225,7 @@ class JobList:
     is_complete: bool = True
 
 
-def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, ...]:
+def column_groups(broker: Broker, tube: Tube, state: int, order: Order, is_dead_letter: bool) -> tuple[str, ...]:
     """Return the groups of columns of the list of *tube* in *state* that policies, or its first jobs, add."""
     policy = tube.policy_state.policy if tube.policy_state is not None else None
     groups = [DEAD_LETTERS] if is_dead_letter else []
@@ -211,9 +233,9 @@ def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) 
         expires = {READY: policy.expire_after, DELAYED: policy.expire_after, BURIED: policy.buried_expire_after}
         groups += [ATTEMPTS] if policy.max_attempts and not is_dead_letter else []
         groups += [EXPIRY] if expires.get(state) else []
-    if any(isinstance(job, TaggedJob) for job in islice(jobs_in_order(broker, tube, state), PAGE_SIZE)):
+    if any(isinstance(job, TaggedJob) for job in islice(indexed_jobs(broker, tube, state, order), PAGE_SIZE)):
         groups.append(TAGS)
-    if has_classes(jobs_in_order(broker, tube, state)):
+    if has_classes(indexed_jobs(broker, tube, state, order)):
         groups.append(CLASS)
     return tuple(groups)
 
@@ -245,6 +267,16 @@ def job_columns(
     return tuple(columns)
 
 
+def job_heads(heads: Heads, columns: Iterable[JobColumn]) -> list[Head]:
+    """Return the heads of the table of jobs with *columns*, that of the id first."""
+    shown = [("id", "Id", "The number of the job, in the order of the puts", "id")]
+    shown += [(column.key, column.label, column.help, column.order) for column in columns]
+    return [
+        heads.head(css, label, help, order, descends_first=bool(order) and ORDERS[order].descends_first)
+        for css, label, help, order in shown
+    ]
+
+
 def field_column(path: Path) -> JobColumn:
     """Return the column of the field of the body at *path*."""
     name = ".".join(path)
@@ -252,8 +284,14 @@ def field_column(path: Path) -> JobColumn:
     return JobColumn(name, "json", help_text, lambda _, job, now: field_cell(job, path), is_long=True)
 
 
+def indexed_jobs(broker: Broker, tube: Tube, state: int, order: Order) -> Iterable[Job]:
+    """Return an iterable of the tube's jobs in *state*: in *order* if `is_indexed`, else as `jobs_in_order` does."""
+    is_newest_first = state == BURIED and order == DEFAULT_ORDERS[BURIED]
+    return reversed(tube.buried.values()) if is_newest_first else jobs_in_order(broker, tube, state)
+
+
 def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
-    """Return an iterable of the tube's jobs in *state*, in list order.
+    """Return an iterable of the tube's jobs in *state*, in the order in which they leave it.
 
     For RESERVED, it has at most MAX_LISTED + 1 jobs. It may miss some if the server has more than MAX_SCANNED clients
     and held jobs.
@@ -323,22 +361,36 @@ def job_rows(jobs: Iterable[Job], columns: Iterable[JobColumn], now: int) -> lis
 
 
 def list_jobs(
-    broker: Broker, tube: Tube, state: int, after: tuple[int, int] | None, now: int, columns: Iterable[JobColumn]
+    broker: Broker,
+    tube: Tube,
+    state: int,
+    order: Order,
+    after: tuple[int, int] | None,
+    now: int,
+    columns: Iterable[JobColumn],
 ) -> JobList:
-    """Return the page of the tube's jobs in *state* that begins after the sort key *after*. May switch."""
-    present = count_jobs(tube, state)
-    listed = list(islice(jobs_in_order(broker, tube, state), PAGE_SIZE + 1 if after is None else MAX_LISTED + 1))
+    """Return the page of the tube's jobs in *state* that begins after the sort key *after* in *order*. May switch.
+
+    An order that the tube has no index for is that of the first MAX_LISTED jobs.
+    """
+    present, key = count_jobs(tube, state), job_key(order)
+    if is_indexed(order, state):
+        most = PAGE_SIZE + 1 if after is None else MAX_LISTED + 1
+        listed = list(islice(indexed_jobs(broker, tube, state, order), most))
+    else:
+        listed = sorted_jobs(islice(jobs_in_order(broker, tube, state), MAX_LISTED), order)
     begin = 0
     if after is not None:
-        begin = next((at for at, job in enumerate(listed) if sort_key(job, state) > after), len(listed))
+        is_after = gt if not order.is_descending else lt
+        begin = next((at for at, job in enumerate(listed) if is_after(key(job), after)), len(listed))
     page = listed[begin : min(begin + PAGE_SIZE, MAX_LISTED)]
     end = begin + len(page)
     is_last = end >= min(len(listed), MAX_LISTED)
     return JobList(
         state=STATE_NAMES[state],
         rows=job_rows(page, columns, now),
-        summary=_summary(begin, end, present, state) if page else "",
-        following="" if is_last or not page else "{}-{}".format(*sort_key(page[-1], state)),
+        summary=list_summary(begin, end, present, order_text(order, state)) if page else "",
+        following="" if is_last or not page else "{}-{}".format(*key(page[-1])),
         is_first=after is None,
         is_truncated=is_last and present > end > 0,
     )
@@ -392,11 +444,12 @@ def _holder(job: Job) -> str:
     return (job.holder.address or f"connection {job.holder.number}") if job.holder is not None else text.NONE
 
 
-def _summary(begin: int, end: int, present: int, state: int) -> str:
+def list_summary(begin: int, end: int, present: int, order: str) -> str:
+    """Return which of the *present* jobs a page shows, and their *order*: `first 100 of 4,031, newest first`."""
     if begin:
         which = f"{text.number(begin + 1)} to {text.number(end)} of {text.number(present)}"
     elif end < present:
         which = f"first {end} of {text.number(present)}"
     else:
         which = text.counted(present, "job")
-    return f"{which}, {_ORDER[state]}"
+    return f"{which}, {order}"

@@ -24,8 +24,10 @@ from greenstalk_server.web.reads.jobs.job_list import (
 )
 from greenstalk_server.web.reads.jobs.json_fields import Path
 
-TUBE: Final = JobColumn("Tube", "tube", "The tube of the job", lambda _, job, now: job.tube.name.decode())
-STATE: Final = JobColumn("State", "state", "The state of the job", lambda _, job, now: STATE_NAMES[job.state])
+TUBE: Final = JobColumn("Tube", "tube", "The tube of the job", lambda _, job, now: job.tube.name.decode(), order="tube")
+STATE: Final = JobColumn(
+    "State", "state", "The state of the job", lambda _, job, now: STATE_NAMES[job.state], order="state"
+)
 COLUMNS: Final = (TUBE, STATE, PRI, AGE, RESERVES, SIZE)
 
 BODY: Final = JobColumn(

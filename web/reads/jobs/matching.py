@@ -20,6 +20,7 @@ from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.bodies import (
     BATCH_BYTES,
     BATCH_SIZE,
@@ -35,9 +36,10 @@ from greenstalk_server.web.reads.jobs.job_list import (
     JobColumn,
     JobList,
     count_jobs,
+    indexed_jobs,
     job_rows,
-    jobs_in_order,
 )
+from greenstalk_server.web.reads.jobs.job_orders import order_text, sorted_jobs
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, MAX_VALUES, Path, PathError, parse_columns
 from greenstalk_server.web.reads.jobs.query import MAX_SEARCHED, Query, Test, parse
 
@@ -183,15 +185,18 @@ def _job_sets(broker: Broker, tube: Tube, state: str) -> list[_JobSet]:
 
 
 def list_matching(
-    broker: Broker, tube: Tube, state: int, query: Query, now: int, columns: Iterable[JobColumn]
+    broker: Broker, tube: Tube, state: int, order: Order, query: Query, now: int, columns: Iterable[JobColumn]
 ) -> JobList:
-    """Return the tube's first jobs in *state* that match *query*, as many as are found in bounded time. May switch."""
+    """Return the tube's first jobs in *state* that match *query*, as many as are found in bounded time. May switch.
+
+    If all jobs were examined, the matches are in *order*.
+    """
     pace = Pace()
     pace.yield_now()  # so that this step of the event loop has only the scan
     until, first_until = time.perf_counter() + MAX_LIST_TIME, time.thread_time() + MAX_FIRST_TIME
     is_match, body_test, scanned = query.test(), query.body_test(), 0
     found, on_disk, size, partial = list[Job](), list[Job](), 0, 0
-    for job in jobs_in_order(broker, tube, state):
+    for job in indexed_jobs(broker, tube, state, order):
         if scanned == MAX_LISTED or len(found) - len(on_disk) == PAGE_SIZE:
             break
         if scanned >= MIN_LIST_JOBS and time.perf_counter() > until:
@@ -220,9 +225,10 @@ def list_matching(
                 partial += body is not None and holds is None
         unchanged = [job for job in found if broker.jobs.get(job.id) is job and job.state == state]
         found = [job for job in unchanged if job.id not in rejected]
+    found = sorted_jobs(found, order)
     present = count_jobs(tube, state)
     of = f"all {text.number(present)}" if scanned >= present else f"the first {text.number(scanned)} of {present:,}"
-    summary = f"{text.number(len(found))} matching, among {of}"
+    summary = f"{text.number(len(found))} matching, among {of}, {order_text(order, state)}"
     return JobList(
         state=STATE_NAMES[state],
         rows=job_rows(found, columns, now),

@@ -20,7 +20,15 @@ from greenstalk_server.web.changes.operations import Added, Changes, Operations,
 from greenstalk_server.web.features.jobs.api.job_bodies import body_in
 from greenstalk_server.web.features.jobs.api.job_fields import FieldPaths, parse_fields
 from greenstalk_server.web.features.jobs.api.job_tags import TagsRequest, tags_in
-from greenstalk_server.web.features.jobs.api.listing import JobPage, Position, begin, fill, refuse_other
+from greenstalk_server.web.features.jobs.api.listing import (
+    JobPage,
+    Position,
+    SortedPosition,
+    begin,
+    fill,
+    fill_sorted,
+    refuse_other,
+)
 from greenstalk_server.web.features.jobs.export import Exports, body_file, field_texts
 from greenstalk_server.web.features.jobs.jobs import (
     STATES,
@@ -53,7 +61,9 @@ from greenstalk_server.web.framework.api.values import (
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import PutRefused
+from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.bodies import load_bodies, load_job_with_body
+from greenstalk_server.web.reads.jobs.job_orders import OrderName
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, Query, QueryError
@@ -112,7 +122,17 @@ class JobSelectionRequest(RequestModel):
     q: Q = ""
 
 
-class ListJobsRequest(JobSelectionRequest):
+class SortedJobsRequest(JobSelectionRequest):
+    """Selects jobs, and the order of the list."""
+
+    sort: Annotated[
+        OrderName | UnsetType,
+        Meta(description="The value to sort by: a field of a job, or `buried` for the time since its burial."),
+    ] = UNSET
+    desc: Annotated[bool, Meta(description="Whether the largest value is first.")] = False
+
+
+class ListJobsRequest(SortedJobsRequest):
     """Selects jobs, and a page of the list."""
 
     bodies: Annotated[bool, Meta(description="Include the bodies. Without them a page holds more jobs.")] = True
@@ -200,19 +220,27 @@ class JobsEndpoints:
         With `tube` and `state`, and without `q`, the first 1000 jobs are in the order of that state: ready jobs in the
         order in which they will be reserved; delayed and reserved jobs by the time at which they become ready; buried
         jobs in the order in which they were buried. The others, and all other lists, are ordered by id, which is the
-        order of the puts.
+        order of the puts. With `sort`, all jobs of the list are in this order. Such a list may have at most 20,000
+        candidates: the jobs of the tube in the state, or of the server. For more, sort by `POST /searches`.
 
         A page takes at most half a second and holds about 1 MiB of bodies. So any page may have few jobs or none.
         The list is complete only when `next_cursor` is null. A job that does not change appears exactly once, whatever
         happens to other jobs in the meantime.
         """
         wanted = parse_selector(query)
-        position = load(query.cursor, Position) if query.cursor is not UNSET else begin(wanted)
-        refuse_other(position, wanted)
         now = self._clock()
         rows = job_rows(query.limit, now, has_bodies=query.bodies, paths=parse_fields(query.fields))
-        with self._turn():
-            following = fill(self._broker, wanted, position, now, rows)
+        order = parse_order(query)
+        following: Position | SortedPosition | None
+        if order is None:
+            position = load(query.cursor, Position) if query.cursor is not UNSET else begin(wanted)
+            refuse_other(position, wanted)
+            with self._turn():
+                following = fill(self._broker, wanted, position, now, rows)
+        else:
+            after = load(query.cursor, SortedPosition) if query.cursor is not UNSET else None
+            with self._turn():
+                following = fill_sorted(self._broker, wanted, order, after, now, rows)
         next_cursor = dump(following) if following is not None else None
         return JobList(jobs=rows.rows, next_cursor=next_cursor, warning=rows.warning or UNSET)
 
@@ -430,6 +458,15 @@ def parse_selector(selector: JobSelectionRequest) -> Query:
         return read_query(fields)
     except QueryError as error:
         refuse("q", f"is not a valid query. {error}".rstrip("."))
+
+
+def parse_order(selector: SortedJobsRequest) -> Order | None:
+    """Return the order of *selector*, or None if it names none; refuse `desc` without `sort`."""
+    if selector.sort is UNSET:
+        if selector.desc:
+            refuse("desc", "needs “sort”")
+        return None
+    return Order(selector.sort, selector.desc)
 
 
 def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] = ()) -> JobPage[Job]:

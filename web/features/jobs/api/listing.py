@@ -4,6 +4,9 @@ A list of one tube in one state begins with up to MAX_LISTED jobs in page order.
 in which the jobs leave the state (web.reads.jobs.job_list). The other jobs of that list, and all other lists, are
 ordered by id, which is the order of the puts. A page that has to scan many jobs ends after SCAN_TIME with
 the jobs found so far, and its cursor continues from there. So no request waits long, and no job is skipped.
+
+A list with another order has at most MAX_SORTED jobs: each of its pages scans all of them for those that follow the
+sort key of the cursor.
 """
 
 from __future__ import annotations
@@ -23,16 +26,23 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, count_jobs, jobs_in_order, sort_key
-from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
+from greenstalk_server.web.reads.jobs.job_orders import BY_ID, TEXT_ORDERS, FirstJobs
+from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS, JobMatcher, candidate_ids
 from greenstalk_server.web.reads.jobs.query import Query
 
 SCAN_TIME: Final = 0.5
 """Seconds that one page scans for jobs."""
 
+MAX_SORTED: Final = MAX_COLLECTED_IDS
+"""Maximum jobs of a list with an order other than that of the ids or of the page; a search sorts longer lists."""
+
 PAGE_BYTES: Final = 1024 * 1024
 """Bytes of bodies after which a page is full."""
+
+OTHER_LIST: Final = "belongs to another list: the other parameters must be the same as in the first request"
 
 Row = TypeVar("Row")
 
@@ -50,9 +60,18 @@ class Position(Struct, array_like=True, kw_only=True):
     after_key: tuple[int, int] | None
 
 
+class SortedPosition(Struct, array_like=True, kw_only=True, forbid_unknown_fields=True):
+    """The position of a cursor in a sorted list: a digest of the query and the order, and the last sort key."""
+
+    query_digest: str
+    rank: int | str
+    id: Annotated[int, Meta(ge=0)]
+
+
 class JobPage(Generic[Row]):
     """The rows of a page, until it is full.
 
+    limit           maximum number of rows.
     make_row        returns the row of a job and its body, and the size in bytes of the body in that row.
     wants_body      whether the row of a job needs its body.
     warning         says which jobs could not be searched completely; empty if there are none.
@@ -64,14 +83,14 @@ class JobPage(Generic[Row]):
         self.wants_body: Callable[[Job], bool] = wants_body
         self.rows: list[Row] = []
         self.warning: str = ""
-        self._limit: int = limit
+        self.limit: int = limit
         self._bytes: int = 0
         self._make_row: Callable[[Job, bytes | None], tuple[Row, int]] = make_row
         self._pace: Pace = Pace()
 
     @property
     def is_full(self) -> bool:
-        return len(self.rows) >= self._limit or self._bytes >= PAGE_BYTES
+        return len(self.rows) >= self.limit or self._bytes >= PAGE_BYTES
 
     def add(self, job: Job, body: bytes | None) -> None:
         """Add *job* as it is now. *body* is None if it is not wanted, or lost."""
@@ -92,7 +111,7 @@ def begin(query: Query) -> Position:
 def refuse_other(position: Position, query: Query) -> None:
     """Refuse the request if *position* belongs to another list than that of *query*."""
     if position.query_digest != _digest(query) or (position.after_id is None and not _has_order(query)):
-        refuse("cursor", "belongs to another list: the other parameters must be the same as in the first request")
+        refuse("cursor", OTHER_LIST)
 
 
 def fill(broker: Broker, query: Query, position: Position, now: int, rows: JobPage[Row]) -> Position | None:
@@ -101,6 +120,35 @@ def fill(broker: Broker, query: Query, position: Position, now: int, rows: JobPa
         return _by_id(broker, query, position, now, rows)
     tube = broker.tubes.get(query.tube.encode())
     return None if tube is None or not principal().sees(tube.name) else _in_order(broker, tube, query, position, rows)
+
+
+def fill_sorted(
+    broker: Broker, query: Query, order: Order, position: SortedPosition | None, now: int, rows: JobPage[Row]
+) -> SortedPosition | None:
+    """Fill *rows* in *order*, after *position*; return the next position, or None at the end. May switch."""
+    digest = _digest(query, order)
+    if position is not None and (
+        position.query_digest != digest or isinstance(position.rank, str) != (order.key in TEXT_ORDERS)
+    ):
+        refuse("cursor", OTHER_LIST)
+    most, ids = candidate_ids(broker, query)
+    if most > MAX_SORTED:
+        refuse("sort", f"needs a list of at most {MAX_SORTED:,} jobs; for a longer one, start a search: POST /searches")
+    first = FirstJobs(order, rows.limit + 1, None if position is None else (position.rank, position.id))
+    matcher = JobMatcher(broker, query, now, rows.yield_if_due)
+    for _, job, _ in matcher.match(ids):
+        if job is not None:
+            first.add(job)
+    rows.warning = matcher.warning
+    keys = {id: rank for rank, id in first.keys}
+    last = position
+    for id, job, body in JobMatcher(broker, query, now, rows.yield_if_due, rows.wants_body).match(keys):
+        if rows.is_full:
+            return last
+        last = SortedPosition(query_digest=digest, rank=keys[id], id=id)
+        if job is not None:
+            rows.add(job, body)
+    return last if first.is_full else None
 
 
 def _in_order(broker: Broker, tube: Tube, query: Query, position: Position, rows: JobPage[Row]) -> Position | None:
@@ -144,5 +192,6 @@ def _has_order(query: Query) -> bool:
     return bool(query.tube and query.state) and query == Query().within(query.tube, query.state)
 
 
-def _digest(query: Query) -> str:
-    return blake2b(str(query).encode(errors="replace"), digest_size=6).hexdigest()
+def _digest(query: Query, order: Order = BY_ID) -> str:
+    sorting = "" if order == BY_ID else f" {order.key} {order.direction}"
+    return blake2b(f"{query}{sorting}".encode(errors="replace"), digest_size=6).hexdigest()

@@ -5,9 +5,10 @@ A preview is a dry run, which is a task. Only values that were previewed can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlencode
 
 from flask import Flask, make_response, redirect, render_template, request, url_for
 from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
@@ -32,6 +33,7 @@ from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.rights import open_to
+from greenstalk_server.web.framework.sorting import Head, Heads, Order, order_args, read_order
 
 MAX_SHOWN: Final = 200
 """Maximum number of policies on the page. The filter finds the others."""
@@ -40,6 +42,24 @@ MAX_FILTER_LENGTH: Final = 200
 
 PREVIEW_WAIT: Final = 1.0
 """Seconds that a request waits for a preview. After that, the page shows the preview as running."""
+
+PRIORITY_HELP: Final = (
+    "If several policies set the same setting, the highest priority wins, then the most specific pattern, then the name"
+)
+
+COLUMNS: Final = (
+    ("policy", "Policy", "", "name"),
+    ("patterns", "Patterns", "Patterns of tube names; * matches any characters", ""),
+    ("matched number", "Tubes", "Existing tubes to which the policy applies", "tubes"),
+    ("priority number", "Priority", PRIORITY_HELP, "priority"),
+    ("settings", "Settings", "", ""),
+    ("source", "Source", "", "source"),
+)
+"""The columns of the list: CSS class, label, explanation, and the order of the column or empty."""
+
+SORTS: Final = tuple(column[3] for column in COLUMNS if column[3])
+
+BY_NAME: Final = Order("name")
 
 CHANGED: Final = "The policy has changed since you opened the form. Compare with its current values, then save again."
 EXISTS: Final = "a policy of this name already exists"
@@ -82,17 +102,20 @@ class PolicyPages:
         app.add_url_rule("/policy/remove", "policy_remove", self.remove, methods=["POST"])
 
     def index(self) -> str:
-        """Serve `/policies?q=`: the policies whose name or patterns contain `q`. May switch."""
+        """Serve `/policies?q=&sort=&desc=`: the policies whose name or patterns contain `q`. May switch."""
         query = request.args.get("q", "").strip()[:MAX_FILTER_LENGTH]
         known, wanted = self._policies.all(), query.lower()
         found = [one for one in known if wanted in one.name.lower() or wanted in " ".join(_patterns(one)).lower()]
-        matched = self._count_tubes()
+        matched, order = self._count_tubes(), read_order(request.args, SORTS, BY_NAME)
+        found.sort(key=lambda one: _rank(one, order.key, matched), reverse=order.is_descending)
         return render_template(
             "policies.html",
             rows=[_row(one, matched.get(one.name, 0)) for one in found[:MAX_SHOWN]],
             summary=_summary(min(len(found), MAX_SHOWN), len(found), len(known), query),
             warnings=self._policies.warnings(),
             query=query,
+            heads=_heads(query, order),
+            order_args=order_args(order, BY_NAME),
             longest_filter=MAX_FILTER_LENGTH,
             has_policies=bool(known),
         )
@@ -213,6 +236,26 @@ class PolicyPages:
 def _patterns(policy: ListedPolicy) -> list[str]:
     patterns = policy.document.get(PATTERNS, [])
     return patterns if isinstance(patterns, list) else []
+
+
+def _rank(policy: ListedPolicy, key: str, matched: Mapping[str, int]) -> tuple[int, str]:
+    """Return the sort key of *policy* in the order *key* of SORTS; *matched* has the number of tubes by policy."""
+    priority = policy.document.get(PRIORITY)
+    ranks = {
+        "tubes": 0 if policy.problem else matched.get(policy.name, 0),
+        "priority": priority if isinstance(priority, int) else 0,
+        "source": int(policy.is_from_file),
+    }
+    return ranks.get(key, 0), policy.name
+
+
+def _heads(query: str, order: Order) -> list[Head]:
+    page, kept = url_for("policies"), {"q": query} if query else {}
+    heads = Heads(order, BY_NAME, lambda sorting: f"{page}?{urlencode(kept | sorting)}")
+    return [
+        heads.head(css, label, help, key, descends_first=key in ("tubes", "priority"))
+        for css, label, help, key in COLUMNS
+    ]
 
 
 def _row(policy: ListedPolicy, matched: int) -> PolicyRow:

@@ -21,7 +21,7 @@ from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.rings import SPANS
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
 from greenstalk_server.web.features.policies.changes import MAX_SOURCES, sources_of
-from greenstalk_server.web.features.tubes.tube_view import MAX_FILTER_LENGTH, Order, SortKey, TubeViews
+from greenstalk_server.web.features.tubes.tube_view import MAX_FILTER_LENGTH, SortKey, TubeViews, is_reversed
 from greenstalk_server.web.framework.access import HIDDEN_TUBE, principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_until_durable
@@ -38,6 +38,7 @@ from greenstalk_server.web.framework.api.values import (
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import MAX_NUMBER
+from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.reads.lookup import tube_of
 from greenstalk_server.web.reads.policies import visible_setting
@@ -450,12 +451,12 @@ class TubesEndpoints:
     def _first(self, query: ListTubesRequest, now: int, pace: Pace) -> list[SortKey]:
         """Return the sorted keys of the page of *query*, plus one key if there is another page. May switch."""
         after, order = _after(query), Order(query.sort, query.desc)
-        pick = nlargest if order.is_reversed else nsmallest
+        pick = nlargest if is_reversed(order) else nsmallest
         best: list[SortKey] = []
         for _, tubes in self._views.scan(query.q):
             keys = [self._views.key(tube, order, now) for tube in tubes]
             if after is not None:
-                keys = [key for key in keys if (key < after if order.is_reversed else key > after)]
+                keys = [key for key in keys if (key < after if is_reversed(order) else key > after)]
             best = pick(query.limit + 1, [*best, *keys])
             pace.yield_if_due()
         return best

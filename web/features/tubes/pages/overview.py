@@ -22,16 +22,18 @@ from greenstalk_server.web.features.history.history import Rates
 from greenstalk_server.web.features.history.visible import visible_stats
 from greenstalk_server.web.features.tubes.tube_view import (
     MAX_FILTER_LENGTH,
-    Order,
     SortKey,
     TubeViews,
     highest,
+    is_reversed,
+    order_text,
     spark_path,
     tube_texts,
 )
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.sorting import Order
 
 MAX_TUBES: Final = 100
 """Tubes per page: about 2 ms of rendering."""
@@ -254,16 +256,16 @@ class OverviewBuilder:
 
     def _page(self, query: str, order: Order, now: int, begin: int, pace: Pace) -> _TubePage:
         """Return the page that begins at index *begin*, or the last page if there are fewer tubes. May switch."""
-        is_reversed = order.is_reversed
+        reverse = is_reversed(order)
         batches, total, matched = list[list[tuple[SortKey, Tube]]](), 0, 0
         for seen, tubes in self._views.scan(query):
             total, matched = total + seen, matched + len(tubes)
             keys = [(self._views.key(tube, order, now), tube) for tube in tubes]
-            batches.append(sorted(keys, reverse=is_reversed))
+            batches.append(sorted(keys, reverse=reverse))
             pace.yield_if_due()
         begin = min(begin, max(0, matched - 1)) // MAX_TUBES * MAX_TUBES
         page = _TubePage([], begin, matched, total)
-        for place, (_, tube) in enumerate(islice(merge(*batches, reverse=is_reversed), begin + MAX_TUBES)):
+        for place, (_, tube) in enumerate(islice(merge(*batches, reverse=reverse), begin + MAX_TUBES)):
             if place >= begin:
                 page.tubes.append(tube)
             pace.yield_if_due()
@@ -340,7 +342,7 @@ def _summary(page: _TubePage, shown: int, query: str, order: Order) -> str:
     if len(page.tubes) < page.matched:
         what = f"{text.counted(page.matched, 'tube')} that match" if query else text.counted(page.matched, "tube")
         first, last = text.number(page.begin + 1), text.number(page.begin + shown)
-        return f"{first}–{last} of {what}, {order.description}"
+        return f"{first}–{last} of {what}, {order_text(order)}"
     if query:
         return f"{text.number(page.matched)} of {text.counted(page.total, 'tube')}"
     return text.counted(page.total, "tube")

@@ -10,6 +10,8 @@ from itertools import islice
 from math import inf, isnan, nan
 from typing import Final
 
+from flask import url_for
+
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
@@ -50,13 +52,14 @@ RATES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure with its label; *key* names it in live updates, *help* explains it."""
+    """A figure with its label; *key* names it in live updates, *help* explains it, and *href* is the page about it."""
 
     key: str
     label: str
     value: str
     note: str
     help: str
+    href: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,14 @@ def _figures(view: TubeView) -> list[Figure]:
         for key, label, events in RATES
     ]
     return [
-        Figure("oldest", "Oldest ready", oldest, "", "How long the oldest ready job has been ready"),
+        Figure(
+            "oldest",
+            "Oldest ready",
+            oldest,
+            "",
+            "How long the oldest ready job has been ready",
+            url_for("tube_oldest", tube=view.tube.name.decode()) if view.oldest_age is not None else "",
+        ),
         Figure("drain", "Backlog", *drain_text(view), "At the put and delete rates of the last ten seconds"),
         _times(view, "wait", "Wait", "From ready to reserved"),
         _times(view, "run", "Run", "From reserved to deleted, released or buried"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -44,11 +43,10 @@ from greenstalk_server.web.features.tubes.pages.tube_summary import TubeSummary,
 from greenstalk_server.web.features.tubes.tube_view import (
     BY_NAME,
     COLUMNS,
+    DEFAULT_ORDER,
     MAX_FILTER_LENGTH,
     NAME,
     SORTS,
-    Column,
-    Order,
     TubeViews,
 )
 from greenstalk_server.web.framework import fields, text
@@ -57,10 +55,12 @@ from greenstalk_server.web.framework.errors import error_page
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.framework.presets import PAUSE_PRESETS
 from greenstalk_server.web.framework.refusals import FIELDS, NOTHING_SENT, Sent, sent_form
+from greenstalk_server.web.framework.sorting import Head, Heads, Order, order_args, read_order
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.reads.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.reads.jobs.body_format import describe_body
 from greenstalk_server.web.reads.jobs.job_list import column_groups, suggested_paths
+from greenstalk_server.web.reads.jobs.job_orders import DEFAULT_ORDERS, TUBE_ORDERS
 from greenstalk_server.web.reads.lookup import find_job, find_tube
 from greenstalk_server.web.reads.policies import hold_text
 from greenstalk_server.web.reads.tube_tabs import page_tabs
@@ -114,6 +114,7 @@ class Views:
         """Add the pages to *app*, and register them with *live* for live updates."""
         app.add_url_rule("/", "overview", self.overview)
         app.add_url_rule("/tube", "tube", self.tube)
+        app.add_url_rule("/tube/oldest", "tube_oldest", self.tube_oldest)
         app.add_url_rule("/job", "job", self.job)
         app.add_url_rule("/job/body", "job_body", self.job_body)
         app.add_url_rule("/job/form", "job_form", self.job_form)
@@ -141,7 +142,7 @@ class Views:
             reasons=self._reasons(row[0] for row in shown.tubes),
             columns=COLUMNS,
             heads=_heads(shown.query, shown.order),
-            kept=_order_args(shown.order),
+            kept=order_args(shown.order, DEFAULT_ORDER),
             live_args=urlencode(_overview_args(shown.query, shown.order, shown.begin)),
             pages=_pages(shown),
             totals=TOTALS,
@@ -162,6 +163,13 @@ class Views:
     def tube(self) -> str:
         """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
         return render_template("tube.html", **self._tube_values(request.args, self._clock()))
+
+    def tube_oldest(self) -> Response:
+        """Serve `/tube/oldest?tube=`: redirect to the job that has been ready longest, or to the tube without one."""
+        tube = find_tube(self._broker, request.args)
+        oldest = tube.oldest_ready()
+        where = url_for("tube", tube=tube.name.decode()) if oldest is None else url_for("job", id=oldest.id)
+        return make_response(redirect(where))
 
     def refused(self, error: HTTPException) -> Response:
         """Return the page of a refused form, with its values and the error, or else an error page. May switch."""
@@ -289,17 +297,20 @@ class Views:
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
         policy = tube_policy(self._broker, tube, self._views.dead_letter_tubes)
-        groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
-        listed = self._filter.values(tube, state, args, now, groups, may_start=not is_live)
+        order = read_order(args, TUBE_ORDERS, DEFAULT_ORDERS[state])
+        groups = _column_groups(self._broker, args, tube, state, order, policy.is_dead_letter)
+        listed = self._filter.values(tube, state, args, now, order, groups, may_start=not is_live)
         task: Task | None = listed["filtered"].task
         cols = {"cols": listed["cols"]} if listed["cols"] else {}
+        here = url_for("tube", tube=tube.name.decode(), **_kept(args, "span") | cols)
         return {
             "tube": tube_details(tube, now),
             "tabs": page_tabs(self._broker, self._views.dead_letter_tubes, tube.name.decode(), "Jobs"),
             "summary": self._summary(tube, now),
             "policy": policy,
             "hold": hold_text(tube, now),
-            "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span") | cols),
+            "here": here,
+            "list_here": f"{here}&{urlencode({'state': STATE_NAMES[state]} | listed['order_args'])}",
             "span": args.get("span", ""),
             **listed,
             "paths": lambda: suggested_paths(self._broker, listed["jobs"].rows),
@@ -308,6 +319,7 @@ class Views:
                 | _kept(args, "after", "q", "span", "from")
                 | ({"task": task.id} if task is not None else {})
                 | cols
+                | listed["order_args"]
             ),
             "texts": progress_texts(task, now) if task is not None else {},
             "reason": self._saved.reason(tube.name.decode(), tube.paused_until),
@@ -327,41 +339,18 @@ class Views:
 
     def _overview(self, args: Fields, now: int) -> Overview:
         begin = fields.number(args, "from", 0, MAX_BEGIN) if args.get("from") else 0
-        return self._builder.build(args.get("q", ""), _order(args), now, begin)
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The header of a column.
-
-    href            URL that sorts by this column, or reverses the order if already sorted by it; empty if not sortable.
-    sorted          `ascending` or `descending` if the page is sorted by this column, else empty.
-    """
-
-    column: Column
-    href: str
-    sorted: str
-
-
-def _order(args: Fields) -> Order:
-    """Return the order in the fields `sort` and `desc`."""
-    key = args.get("sort")
-    if not key:
-        return Order()
-    if key != BY_NAME and key not in SORTS:
-        raise BadRequest(f"“sort” must be one of {BY_NAME}, {', '.join(SORTS)}, not “{key[:40]}”.")
-    return Order(key, args.get("desc") == "1")
+        return self._builder.build(args.get("q", ""), read_order(args, (BY_NAME, *SORTS), DEFAULT_ORDER), now, begin)
 
 
 def _heads(query: str, order: Order) -> list[Head]:
-    """Return the headers of the table of tubes. A link to a new sort column sorts descending, except by name."""
-    heads = []
-    for column in (NAME, *COLUMNS):
-        is_sorted = column.key == order.key
-        other = Order(column.key, not order.is_descending if is_sorted else column is not NAME)
-        href = url_for("overview", **_overview_args(query, other)) if column is NAME or column.rank is not None else ""
-        heads.append(Head(column, href, order.direction if is_sorted else ""))
-    return heads
+    """Return the heads of the table of tubes. A link to a new column sorts descending, except by name."""
+    page, kept = url_for("overview"), {"q": query} if query else {}
+    heads = Heads(order, DEFAULT_ORDER, lambda sorting: f"{page}?{urlencode(kept | sorting)}")
+    columns = [heads.head(NAME.key, NAME.label, NAME.help, BY_NAME)]
+    for column in COLUMNS:
+        key = column.key if column.rank is not None else ""
+        columns.append(heads.head(column.key, column.label, column.help, key, descends_first=True))
+    return columns
 
 
 def _pages(shown: Overview) -> list[tuple[str, str]]:
@@ -373,18 +362,15 @@ def _pages(shown: Overview) -> list[tuple[str, str]]:
 
 
 def _overview_args(query: str, order: Order, begin: int = 0) -> dict[str, Any]:
-    return ({"q": query} if query else {}) | _order_args(order) | ({"from": begin} if begin else {})
+    return ({"q": query} if query else {}) | order_args(order, DEFAULT_ORDER) | ({"from": begin} if begin else {})
 
 
-def _order_args(order: Order) -> dict[str, str]:
-    """Return the URL arguments of *order*, without defaults."""
-    return {} if order == Order() else {"sort": order.key} | ({"desc": "1"} if order.is_descending else {})
-
-
-def _column_groups(broker: Broker, args: Fields, tube: Tube, state: int, is_dead_letter: bool) -> Collection[str]:
+def _column_groups(
+    broker: Broker, args: Fields, tube: Tube, state: int, order: Order, is_dead_letter: bool
+) -> Collection[str]:
     """Return the groups of columns of the list of jobs; a live page keeps those that it was loaded with."""
     given = args.get("columns")
-    return column_groups(broker, tube, state, is_dead_letter) if given is None else given.split()
+    return column_groups(broker, tube, state, order, is_dead_letter) if given is None else given.split()
 
 
 def _kept(args: Fields, *names: str) -> dict[str, Any]:
