@@ -147,6 +147,15 @@ BEYOND: dict[str, tuple[TubeSample, TubeSample, str, dict[str, str]]] = {
         "118 reservations of “mail” timed out in the last 15 minutes, in which 400 jobs were reserved.",
         {"state": "reserved"},
     ),
+    "failed_attempts": (
+        tube(TubeTrend(releases=900, timeouts=4, buries=6, reserves=1000, deletes=44)),
+        tube(TubeTrend(releases=900, reserves=2000)),
+        (
+            "910 of 1,000 attempts of “mail” ended by release, timeout or burial in the last 15 minutes: a job takes 20"
+            " on average."
+        ),
+        {},
+    ),
     "dead_letters": (
         tube(TubeTrend(dead_letters=1), dead_letter=b"mail.failed"),
         tube(TubeTrend(dead_letters=0), dead_letter=b"mail.failed"),

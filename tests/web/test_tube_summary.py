@@ -11,10 +11,11 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, editing, finishing, reserving, ticking
+from greenstalk_server.web.features.errors.failing_workers import REUSED_FOR, WINDOW, FailingWorkers
 from greenstalk_server.web.features.history.archive import Archive
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.worker_rates import INTERVAL, KEPT, WorkerRates
-from greenstalk_server.web.features.tubes.pages.tube_summary import drain_text, find_workers
+from greenstalk_server.web.features.tubes.pages.tube_summary import drain_text, failed_text, find_workers
 from greenstalk_server.web.features.tubes.tube_view import TubeView
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 
@@ -133,6 +134,73 @@ def test_backlog_without_consumers_never_drains(queue: Queue) -> None:
     assert drain_text(view(queue, history)) == ("paused", "")
 
 
+def fail(queue: Queue, client: Client, id: int, times: int, kind: str = "release") -> None:
+    """Have *client* reserve the job *id* and release it, or let it time out, *times* times."""
+    for _ in range(times):
+        assert reserving.reserve_job(queue.broker, client, id, queue.now) is not None
+        if kind == "release":
+            assert finishing.release(queue.broker, client, id, 0, 0, queue.now)
+        else:
+            queue.now += 61 * SECOND
+            ticking.tick(queue.broker, queue.now)
+
+
+@pytest.mark.parametrize(
+    ("deleted", "released", "expected"),
+    [
+        (0, 0, ("–", "")),
+        (5, 0, ("0", "")),
+        (0, 9, ("100\xa0%", "no job ended")),
+        (2, 8, ("80\xa0%", "5.0 attempts per job")),
+    ],
+)
+def test_share_of_failed_attempts_names_the_loop(
+    queue: Queue, deleted: int, released: int, expected: tuple[str, str]
+) -> None:
+    client, [id] = worker(queue, "mail"), queue.put("mail")
+    history = History(queue.broker, queue.clock, Archive(local_store()))
+    finish(queue, client, "mail", deleted)
+    fail(queue, client, id, released)
+    for _ in range(10):
+        queue.now += SECOND
+        history.tick()
+    assert failed_text(view(queue, history)) == expected
+
+
+def test_failures_are_those_of_the_last_hour_by_host_and_program(queue: Queue) -> None:
+    one, two, other = (worker(queue, "mail") for _ in range(3))
+    one.address, two.address, other.address, other.name = "10.0.0.7:1", "10.0.0.7:2", "[fd00::1]:9", "php"
+    early, first, second, buried, fine = queue.put("mail", count=5)
+    fail(queue, other, early, 5)
+    queue.now += WINDOW
+    fail(queue, one, first, 3)
+    fail(queue, two, second, 2)
+    fail(queue, two, second, 1, "time out")
+    reserving.reserve_job(queue.broker, other, buried, queue.now)
+    finishing.bury(queue.broker, other, buried, 0, queue.now)
+    fail(queue, other, early, 1)
+    reserving.reserve_job(queue.broker, other, fine, queue.now)
+    connecting.disconnect(queue.broker, two, queue.now)
+    workers, tube = FailingWorkers(queue.broker), queue.broker.tubes[b"mail"]
+    found = workers.of(tube, queue.now)
+    assert found == (8, (("10.0.0.7", 6 / 8), ("[fd00::1], php", 2 / 8)))
+    fail(queue, one, first, 1)
+    assert workers.of(tube, queue.now) is found, "reused for a while"
+    assert workers.of(tube, queue.now + REUSED_FOR).total == 9
+
+
+def test_page_of_a_loop_explains_it(queue: Queue, app: Flask, client: FlaskClient) -> None:
+    looping, [id] = worker(queue, "mail"), queue.put("mail")
+    fail(queue, looping, id, 20)
+    for _ in range(10):
+        queue.now += SECOND
+        app.extensions["dashboard"].history.tick()
+    page = Page(client.get("/tube?tube=mail").text).text.replace("\xa0", " ")
+    for words in ("Failed attempts", "100 %", "no job ended", "Released/s", "2.0", "Dead letters/s"):
+        assert words in page, words
+    assert f"{looping.address.partition(':')[0]} 100 % of 8 failed attempts" in " ".join(page.split())
+
+
 def live(client: FlaskClient, **args: str) -> dict[str, Any]:
     response = client.get("/live", query_string={"page": "tube", **args})
     assert response.status_code == 200
@@ -162,4 +230,4 @@ def test_chart_describes_itself(queue: Queue, app: Flask, client: FlaskClient) -
             history.tick()
     page = Page(client.get("/tube?tube=mail").text)
     labels = [attributes.get("aria-label") for _, attributes in page.elements if attributes.get("class") == "drawings"]
-    assert labels == ["Now: ready 60, put 2.0, reserved 0. Highest: ready, last hour 60, per second 2.0."]
+    assert labels == ["Now: ready 60, put 2.0, reserved 0, released 0. Highest: ready, last hour 60, per second 2.0."]

@@ -42,6 +42,8 @@ class Thresholds:
     buried_growth   buried jobs added to a tube within 15 minutes, less those removed.
     timeouts        reservations of a tube's jobs that timed out within 15 minutes.
     timeout_share   minimum share of these timeouts in the reservations of the 15 minutes, from 0 to 1.
+    failed_attempts reservations of a tube's jobs that ended by release, timeout or burial within 15 minutes.
+    failed_share    minimum share of these in the reservations of the 15 minutes, from 0 to 1.
     dead_letters    jobs of a tube that became dead letters within 15 minutes.
     waiting_dead_letters    jobs that wait in a dead-letter tube.
     held_job        time for which a worker has held a job.
@@ -63,6 +65,8 @@ class Thresholds:
     buried_growth: int = 10
     timeouts: int = 10
     timeout_share: float = 0.05
+    failed_attempts: int = 100
+    failed_share: float = 0.5
     dead_letters: int = 1
     waiting_dead_letters: int = 1
     held_job: int = _HOUR
@@ -105,6 +109,8 @@ _TUBE_KEYS: Final[Mapping[str, Key]] = {
     "buried_growth": _COUNT_KEY,
     "timeouts": _COUNT_KEY,
     "timeout_share": _SHARE_KEY,
+    "failed_attempts": _COUNT_KEY,
+    "failed_share": _SHARE_KEY,
     "dead_letters": _COUNT_KEY,
     "waiting_dead_letters": _COUNT_KEY,
     "held_job": _TIME_KEY,

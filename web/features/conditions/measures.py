@@ -67,6 +67,7 @@ BURIED: Final = Kind("buried", "buried", "have buried jobs", ends_at_once=True)
 WAITING_DEAD_LETTERS: Final = Kind("waiting_dead_letters", "dead letters", "have dead letters", ends_at_once=True)
 TIMEOUTS: Final = Kind("timeouts", "timeouts", "have many timeouts")
 BURIED_GROWTH: Final = Kind("buried_growth", "buried rising", "have more buried jobs")
+FAILED_ATTEMPTS: Final = Kind("failed_attempts", "attempts fail", "have jobs whose attempts fail")
 DEAD_LETTERS: Final = Kind("dead_letters", "new dead letters", "have new dead letters")
 BACKLOG_GROWTH: Final = Kind("backlog_growth", "growing", "have a growing backlog")
 HELD_JOB: Final = Kind("held_job", "held too long", "have jobs that a worker has held too long")
@@ -74,7 +75,7 @@ PAUSED: Final = Kind("paused", "paused", "have been paused too long", ends_at_on
 
 KINDS: Final = (
     JOURNAL, DISK, MEMORY, LIMIT, STANDBY, REFUSED, BURIED, WAITING_DEAD_LETTERS, BURIED_GROWTH, NO_CONSUMERS,
-    OLDEST_READY, HELD_BACK, TIMEOUTS, DEAD_LETTERS, BACKLOG_GROWTH, HELD_JOB, PAUSED,
+    OLDEST_READY, HELD_BACK, TIMEOUTS, FAILED_ATTEMPTS, DEAD_LETTERS, BACKLOG_GROWTH, HELD_JOB, PAUSED,
 )  # fmt: skip
 """All kinds, the worst first."""
 
@@ -161,6 +162,8 @@ class TubeTrend(NamedTuple):
     reserves: int = 0
     dead_letters: int = 0
     buries: int = 0
+    releases: int = 0
+    deletes: int = 0
 
 
 class LongestReservation(NamedTuple):
@@ -256,6 +259,9 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
     tube = _TubeMeasures(sample.name)
     if _is_near(growth.timeouts, thresholds.timeouts):
         found += _timeouts(tube, growth, thresholds)
+    failed = growth.releases + growth.timeouts + growth.buries
+    if _is_near(failed, thresholds.failed_attempts):
+        found += _failed_attempts(tube, failed, growth, thresholds)
     if _is_near(growth.dead_letters, thresholds.dead_letters):
         name = _quoted(sample.name)
         became = "became a dead letter" if growth.dead_letters == 1 else "became dead letters"
@@ -328,6 +334,22 @@ def _timeouts(tube: _TubeMeasures, growth: TubeTrend, thresholds: Thresholds) ->
     )
     measure = tube.measure(TIMEOUTS, growth.timeouts, thresholds.timeouts, growth.timeouts, sentence, state="reserved")
     ratio = min(measure.ratio, share / thresholds.timeout_share) if thresholds.timeout_share else measure.ratio
+    if ratio >= LEAST_RATIO:
+        yield measure._replace(ratio=ratio)
+
+
+def _failed_attempts(tube: _TubeMeasures, failed: int, growth: TubeTrend, thresholds: Thresholds) -> Iterator[Measure]:
+    """Yield the measure of the attempts that *failed*, unless their share is far below its threshold."""
+    attempts = max(failed, growth.reserves)
+    finished = growth.deletes + growth.buries + growth.dead_letters
+    rest = f"a job takes {text.number(round(attempts / finished))} on average" if finished else "no job was finished"
+    sentence = (
+        f"{text.number(failed)} of {text.counted(attempts, 'attempt')} of {_quoted(tube.name)} ended by release,"
+        f" timeout or burial {WHOLE_WINDOW}: {rest}."
+    )
+    measure = tube.measure(FAILED_ATTEMPTS, failed, thresholds.failed_attempts, failed, sentence)
+    share = thresholds.failed_share
+    ratio = min(measure.ratio, failed / attempts / share) if share else measure.ratio
     if ratio >= LEAST_RATIO:
         yield measure._replace(ratio=ratio)
 

@@ -402,6 +402,8 @@ def _trend_values(tube: Tube) -> TubeTrend:
         tube.total_reserves,
         actions.dead_lettered if actions is not None else 0,
         tube.total_buries,
+        tube.total_releases,
+        tube.cmd_delete,
     )
 
 

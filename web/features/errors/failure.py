@@ -28,7 +28,7 @@ GROUP_WAIT: Final = 0.1
 
 Outcome = Literal["released", "buried", "timed out", "returned", "dead-lettered"]
 
-_OUTCOMES: Final[Mapping[int, Outcome]] = {
+OUTCOMES: Final[Mapping[int, Outcome]] = {
     job_history.RELEASED: "released",
     job_history.BURIED: "buried",
     job_history.TIMED_OUT: "timed out",
@@ -116,22 +116,21 @@ def failure_of(broker: Broker, errors: TubeErrors, job: Job, body: bytes | None)
 def attempts_of(broker: Broker, job: Job) -> list[Attempt]:
     """Return the reservations of *job* in its history, oldest first."""
     events = events_of(job)
-    starts = [event for event in events if event.kind == job_history.RESERVED]
-    known = resolve_actors(broker, {event.client for event in starts})
-    ends = _ends(events)
-    first = max(1, job.reserves - len(starts) + 1)
-    return [_attempt(first + at, start, ends[at], known[start.client]) for at, start in enumerate(starts)]
+    runs = reservations_in(events)
+    known = resolve_actors(broker, {start.client for start, _ in runs})
+    first = max(1, job.reserves - len(runs) + 1)
+    return [_attempt(first + at, start, end, known[start.client]) for at, (start, end) in enumerate(runs)]
 
 
-def _ends(events: list[job_history.Event]) -> list[job_history.Event | None]:
-    """Return for each reservation in *events* the event that ended it, or None if it is unknown."""
-    ends = list[job_history.Event | None]()
+def reservations_in(events: list[job_history.Event]) -> list[tuple[job_history.Event, job_history.Event | None]]:
+    """Return each reservation in *events*, and the event that ended it, or None if that is unknown."""
+    runs = list[tuple[job_history.Event, job_history.Event | None]]()
     for event in events:
         if event.kind == job_history.RESERVED:
-            ends.append(None)
-        elif event.kind in _OUTCOMES and ends and ends[-1] is None:
-            ends[-1] = event
-    return ends
+            runs.append((event, None))
+        elif event.kind in OUTCOMES and runs and runs[-1][1] is None:
+            runs[-1] = runs[-1][0], event
+    return runs
 
 
 def _attempt(number: int, start: job_history.Event, end: job_history.Event | None, worker: ActorRef) -> Attempt:
@@ -140,7 +139,7 @@ def _attempt(number: int, start: job_history.Event, end: job_history.Event | Non
         worker=model_of(Worker, worker, number=start.client),
         started_at=instant(start.at),
         ended_at=instant(end.at) if end is not None else None,
-        outcome=_OUTCOMES[end.kind] if end is not None else None,
+        outcome=OUTCOMES[end.kind] if end is not None else None,
     )
 
 

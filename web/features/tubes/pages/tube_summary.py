@@ -16,6 +16,7 @@ from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.web.features.errors.failing_workers import FailingWorkers, Failures
 from greenstalk_server.web.features.history.pages.charts import format_value
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.tubes.tube_view import TubeView
@@ -45,7 +46,9 @@ RATES: Final = (
     ("reserve", "Reserved/s", "Jobs reserved"),
     ("delete", "Deleted/s", "Jobs deleted"),
     ("bury", "Buried/s", "Jobs buried"),
+    ("release", "Released/s", "Jobs released"),
     ("timeout", "Timeouts/s", "Reservations that timed out"),
+    ("dead_letter", "Dead letters/s", "Jobs that became dead letters"),
 )
 """Rates of the summary: the series, the label, and the events."""
 
@@ -110,6 +113,7 @@ class TubeSummary:
 
     figures: list[Figure]
     workers: Workers
+    failures: Failures
     chart: HourChart
 
     def live_fields(self) -> dict[str, str]:
@@ -119,11 +123,14 @@ class TubeSummary:
         }
 
 
-def tube_summary(broker: Broker, view: TubeView, worker_rates: WorkerRates) -> TubeSummary:
+def tube_summary(
+    broker: Broker, view: TubeView, worker_rates: WorkerRates, failing_workers: FailingWorkers
+) -> TubeSummary:
     """Return the summary of the tube of *view*. May switch."""
     return TubeSummary(
         figures=_figures(view),
         workers=find_workers(broker, view.tube, worker_rates, view.now),
+        failures=failing_workers.of(view.tube, view.now),
         chart=_chart(view),
     )
 
@@ -149,8 +156,33 @@ def _figures(view: TubeView) -> list[Figure]:
         Figure("drain", "Backlog", *drain_text(view), "At the put and delete rates of the last ten seconds"),
         _times(view, "wait", "Wait", "From ready to reserved"),
         _times(view, "run", "Run", "From reserved to deleted, released or buried"),
+        Figure(
+            "failed", "Failed attempts", *failed_text(view),
+            "The share of the reservations of the last five minutes that ended by release, timeout or burial",
+        ),
         *rates,
-    ]
+    ]  # fmt: skip
+
+
+def failed_text(view: TubeView) -> tuple[str, str]:
+    """Return the share of attempts that failed, and a note with the attempts per job: `92 %`, `14 attempts per job`."""
+    keys = ("release", "timeout", "bury", "reserve", "delete", "dead_letter")
+    sums = {key: _sum(view.history.spark(view.tube.name, key, RECENT_POINTS)) for key in keys}
+    failed, ended = (
+        sums["release"] + sums["timeout"] + sums["bury"],
+        sums["delete"] + sums["bury"] + sums["dead_letter"],
+    )
+    attempts = max(failed, sums["reserve"])
+    if not attempts:
+        return text.NONE, ""
+    if not failed:
+        return "0", ""
+    note = f"{text.rate(attempts / ended)} attempts per job" if ended else "no job ended"
+    return f"{max(1, round(100 * failed / attempts))}{text.NBSP}%", note
+
+
+def _sum(points: list[float]) -> float:
+    return sum(point for point in points if not isnan(point))
 
 
 def drain_text(view: TubeView) -> tuple[str, str]:
@@ -240,7 +272,7 @@ def _seconds(nanoseconds: int) -> str:
 def _chart(view: TubeView) -> HourChart:
     drawings = [
         _drawing(view, "Ready, last hour", "count", (("ready", "ready"),)),
-        _drawing(view, "Per second", "rate", (("put", "put"), ("reserve", "reserved"))),
+        _drawing(view, "Per second", "rate", (("put", "put"), ("reserve", "reserved"), ("release", "released"))),
     ]
     lines = ", ".join(f"{label} {last}" for one in drawings for _, label, _, last in one.lines)
     tops = ", ".join(f"{one.title.lower()} {one.top}" for one in drawings)

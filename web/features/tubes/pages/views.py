@@ -21,6 +21,7 @@ from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.conditions.pages import AttentionPanel, attention_panel
 from greenstalk_server.web.features.conditions.rows import AttentionModel
 from greenstalk_server.web.features.errors.errors import TubeErrors
+from greenstalk_server.web.features.errors.failing_workers import FailingWorkers
 from greenstalk_server.web.features.errors.failure import failure_of
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.export import body_file
@@ -104,6 +105,7 @@ class Views:
         self._attention: AttentionModel = attention
         self._views: TubeViews = views
         self._worker_rates: WorkerRates = worker_rates
+        self._failing_workers: FailingWorkers = FailingWorkers(broker)
         self._filter: TubeFilter = tube_filter
         self._errors: TubeErrors = errors
         self._builder: OverviewBuilder = OverviewBuilder(broker, views, role)
@@ -332,7 +334,7 @@ class Views:
         }
 
     def _summary(self, tube: Tube, now: int) -> TubeSummary:
-        return tube_summary(self._broker, self._views.of(tube, now), self._worker_rates)
+        return tube_summary(self._broker, self._views.of(tube, now), self._worker_rates, self._failing_workers)
 
     def _attention_panel(self) -> AttentionPanel:
         return attention_panel(self._attention, self._errors.worst_by_tube, self._clock())
