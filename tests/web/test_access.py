@@ -210,6 +210,7 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/job": [f"/job?id={id}" for id in each],
         "/job/body": [f"/job/body?id={id}" for id in each],
         "/job/form": [f"/job/form?id={id}&encoding={encoding}" for id in each for encoding in ("", "utf-8", "base64")],
+        "/suggest": ["/suggest?q=", "/suggest?q=body.", "/suggest?q=error:", "/suggest?q=body.a:&tube=mail"],
         "/tube/oldest": ["/tube/oldest?tube=mail"],
         "/job/holder": [f"/job/holder?id={id}" for id in each],
         "/live": [f"/live?{query}" for query in live],

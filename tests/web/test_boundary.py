@@ -86,6 +86,9 @@ TABLE: dict[str, list[Probe]] = {
     "GET /tube": [Probe(f"/tube?tube={{tube}}&state={s}&q=pri:1") for s in ("ready", "reserved", "delayed", "buried")]
     + [Probe("/tube?tube={tube}&sort=age&desc=1"),
        Probe("/tube?tube=billing.failed"), Probe("/tube?tube=billing.invoice&sample=hidden&state=reserved")],
+    "GET /suggest": [Probe("/suggest?q=tube:"), Probe("/suggest?q=body.", has_twin=False),
+                     Probe("/suggest?q=tube:{tube} body."), Probe("/suggest?q=error:&tube={tube}"),
+                     Probe("/suggest?q=body.secret:&tube={tube}")],
     "GET /tube/oldest": [Probe("/tube/oldest?tube={tube}")],
     "GET /tube/history": [Probe("/tube/history?tube={tube}"), Probe("/tube/history?tube=billing.invoice")],
     "GET /tube/history.json": [Probe("/tube/history.json?tube={tube}"),

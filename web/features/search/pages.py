@@ -16,6 +16,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.task_progress import live_state, progress_texts
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
+from greenstalk_server.web.features.search.suggestions import suggest
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.sorting import Heads, order_args, read_order
@@ -25,7 +26,7 @@ from greenstalk_server.web.reads.jobs.job_orders import BY_ID, ORDERS, order_tex
 from greenstalk_server.web.reads.jobs.json_fields import Path, columns_text
 from greenstalk_server.web.reads.jobs.match_table import list_has_classes, match_rows, visible_columns
 from greenstalk_server.web.reads.jobs.matching import read_columns, read_query
-from greenstalk_server.web.reads.jobs.query import MAX_SEARCHED, QueryError, suggested_terms
+from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, MAX_SEARCHED, QueryError, suggested_terms
 
 PAGE_SIZE: Final = 100
 """Matches per page: about 4 ms of rendering."""
@@ -47,6 +48,7 @@ class SearchPages:
         """Add the page to *app*, and register it with *live* for live updates."""
         app.add_url_rule("/search", "search", self.page)
         app.add_url_rule("/find", "find", self.find)
+        app.add_url_rule("/suggest", "suggest", self.suggest)
         live.register("search", self.live)
 
     def page(self) -> Response:
@@ -73,6 +75,11 @@ class SearchPages:
         given = request.args.get("q", "").strip()
         is_id = given.isascii() and given.isdigit() and len(given) <= MAX_ID_DIGITS
         return make_response(redirect(url_for("job", id=given) if is_id else url_for("search", q=given)))
+
+    def suggest(self) -> dict[str, Any]:
+        """Serve `/suggest?q=&tube=`: suggestions for the last term of `q`, as JSON. May switch."""
+        begin, options = suggest(self._broker, request.args.get("q", "")[:MAX_LENGTH], request.args.get("tube", ""))
+        return {"begin": begin, "options": [option._asdict() for option in options]}
 
     def live(self, args: fields.Fields, now: int) -> State:
         """Return the live state of `/search?task=&from=&class=`: the page has the column of classes if `class` is 1."""

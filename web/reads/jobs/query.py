@@ -77,9 +77,9 @@ _NUMBERS: Final[Mapping[str, tuple[_Kind, _Get]]] = {
     "buries": (_PLAIN, lambda job, _: job.buries),
     "kicks": (_PLAIN, lambda job, _: job.kicks),
 }
-_STATES: Final = {STATE_NAMES[state]: state for state in (READY, RESERVED, DELAYED, BURIED)}
+STATES: Final = {STATE_NAMES[state]: state for state in (READY, RESERVED, DELAYED, BURIED)}
 
-_KEYS: Final[Mapping[str, Callable[[Tags], bytes]]] = {
+TAG_KEYS: Final[Mapping[str, Callable[[Tags], bytes]]] = {
     "idp": lambda tags: tags.idempotency_key,
     "grp": lambda tags: tags.group,
     "aft": lambda tags: tags.after,
@@ -91,7 +91,7 @@ REASON: Final = "reason"
 ANY: Final = "*"
 """The reason for which a job became a dead letter: one of REASON_NAMES, or ANY."""
 
-NAMES: Final = ("id", "tube", "state", BODY, CLASS, ERROR, REASON, *list(_NUMBERS)[1:], *_KEYS)
+NAMES: Final = ("id", "tube", "state", BODY, CLASS, ERROR, REASON, *list(_NUMBERS)[1:], *TAG_KEYS)
 """Names of terms. A path may follow `body` and `error`."""
 
 _TERM: Final = re.compile(
@@ -260,9 +260,21 @@ def suggested_terms(is_of_tube: bool, sees_bodies: bool) -> list[str]:
     is_of_tube      the search is among the jobs of one tube in one state.
     sees_bodies     the principal may search bodies.
     """
-    hidden = {"state"} | ({"tube"} if is_of_tube else set()) | (set() if sees_bodies else {BODY, CLASS, ERROR})
-    states = [] if is_of_tube else [f"state:{state}" for state in _STATES]
-    return [*states, *[f"{name}:" for name in NAMES if name not in hidden]]
+    states = [] if is_of_tube else [f"state:{state}" for state in STATES]
+    names = suggested_names(is_of_tube, sees_bodies)
+    return [*states, *[f"{name}:" for name in names if name != "state"]]
+
+
+def suggested_names(is_of_tube: bool, sees_bodies: bool) -> list[str]:
+    """Return the names of terms that are useful in a search, as for `suggested_terms`."""
+    hidden = ({"state", "tube"} if is_of_tube else set()) | (set() if sees_bodies else {BODY, CLASS, ERROR})
+    return [name for name in NAMES if name not in hidden]
+
+
+def number_examples(name: str) -> list[str]:
+    """Return examples of values of the numeric term *name*; none if it is not numeric."""
+    found = _NUMBERS.get(name)
+    return re.split(", | or ", found[0].examples) if found is not None else []
 
 
 def parse(given: str) -> Query:
@@ -324,10 +336,10 @@ def _value(word: str, name: str, given: str, is_loose: bool) -> NumberMatch | Te
             raise QueryError(f"“{word}”: the reason must be one of {', '.join(REASON_NAMES[1:])}, or {ANY} for any.")
         return TextMatch(given)
     if name == "state":
-        if given not in _STATES:
-            raise QueryError(f"“{word}”: the state must be one of {', '.join(_STATES)}.")
+        if given not in STATES:
+            raise QueryError(f"“{word}”: the state must be one of {', '.join(STATES)}.")
         return TextMatch(given)
-    if name == "tube" or name in _KEYS:
+    if name == "tube" or name in TAG_KEYS:
         beginning = given.removesuffix("*")
         if not is_tube_name(beginning.encode(errors="replace")):
             allowed = "1 to 200 characters of A–Z, a–z, 0–9 and -+/;.$_()"
@@ -393,13 +405,13 @@ def _text_test(term: Term) -> Test:
     assert isinstance(term.value, TextMatch)
     given, is_loose = term.value.text.encode(errors="replace"), term.value.is_loose
     if term.name == "state":
-        state = _STATES[term.value.text]
+        state = STATES[term.value.text]
         return lambda job, _: job.state == state
     if term.name == REASON:
         number = REASON_NAMES.index(term.value.text) if term.value.text != ANY else 0
         return lambda job, _: bool(job.dead_letter) and number in (0, DeadLetter.unpack(job.dead_letter).reason)
-    if term.name in _KEYS:
-        get = _KEYS[term.name]
+    if term.name in TAG_KEYS:
+        get = TAG_KEYS[term.name]
         if is_loose:
             return lambda job, _: isinstance(job, TaggedJob) and get(tags_of(job)).startswith(given)
         return lambda job, _: isinstance(job, TaggedJob) and get(tags_of(job)) == given
