@@ -166,18 +166,12 @@ def _parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckConfig
     """Parse the arguments of `config --check`, and collect all errors instead of raising the first."""
     errors: list[UsageError] = []
     parser = _Parser(argv, errors.append)
-    if (information := parser.read_arguments()) is not None:
-        return information
-    parser.read_environment(environ)
     try:
-        parser.read_file()
+        if (information := parser.read(environ)) is not None:
+            return information
     except UsageError as error:
         errors.append(error)
-    else:
-        parser.refuse_unknown_variables(environ)
-    if errors:
-        return CheckConfig(None, tuple(errors))
-    options = parser.options()
+    options = None if errors else parser.options()
     return CheckConfig(options, tuple(errors))
 
 
@@ -187,12 +181,7 @@ def _raise(error: UsageError) -> None:
 
 def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options | Answer:
     parser = _Parser(argv, _raise)
-    if (information := parser.read_arguments()) is not None:
-        return information
-    parser.read_environment(environ)
-    parser.read_file()
-    parser.refuse_unknown_variables(environ)
-    return parser.options()
+    return parser.read(environ) or parser.options()
 
 
 def _parse_journal(argv: Sequence[str]) -> Command:
@@ -305,7 +294,16 @@ class _Parser:
         self._origins: dict[str, str] = {}
         self._warnings: list[str] = []
 
-    def read_arguments(self) -> Answer | None:
+    def read(self, environ: Mapping[str, str]) -> Answer | None:
+        """Read the arguments, *environ* and the configuration file; return the answer to -h or -v, or None."""
+        if (information := self._read_arguments()) is not None:
+            return information
+        self._read_environment(environ)
+        self._read_file()
+        self._refuse_unknown_variables(environ)
+        return None
+
+    def _read_arguments(self) -> Answer | None:
         """Apply every flag up to the first -h or -v; return the answer to it, or None without them."""
         for argument in self._rest:
             try:
@@ -324,7 +322,7 @@ class _Parser:
             return self._read_bundle(argument)
         raise UsageError(f"unknown argument {quote_value(argument)}: only flags are allowed")
 
-    def read_environment(self, environ: Mapping[str, str]) -> None:
+    def _read_environment(self, environ: Mapping[str, str]) -> None:
         """Apply every variable that is not empty and whose field no flag has set."""
         for row in DEFINITIONS:
             if row.variable and row.field not in self._origins and (text := environ.get(row.variable)):
@@ -333,7 +331,7 @@ class _Parser:
                 except UsageError as error:
                     self._report(error)
 
-    def read_file(self) -> None:
+    def _read_file(self) -> None:
         """Apply every key of the configuration file, if any, whose field no flag or variable has set."""
         if (path := self._values["config_file"]) is None:
             return
@@ -343,8 +341,8 @@ class _Parser:
             if self._origins.setdefault(setting.row.field, setting.where) is setting.where:
                 self._values[setting.row.field] = setting.value
 
-    def refuse_unknown_variables(self, environ: Mapping[str, str]) -> None:
-        """Report each variable whose name begins as ours, and that nothing reads. Call this after `read_file`.
+    def _refuse_unknown_variables(self, environ: Mapping[str, str]) -> None:
+        """Report each variable whose name begins as ours, and that nothing reads. Call this after `_read_file`.
 
         The file may name variables with secrets. An empty variable counts as absent.
         """
