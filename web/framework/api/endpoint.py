@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar, get_type_hints
 
 from msgspec import Struct
@@ -23,21 +24,9 @@ from greenstalk_server.config.tables.roles import VIEWER
 JSON: Final = "application/json"
 
 _MARK: Final = "api_mark"
+"""Attribute of a marked method: Endpoint, with the arguments of the decorator."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """The arguments of the decorator."""
-
-    method: str
-    path: str
-    status: int
-    content: tuple[str, ...]
-    errors: Mapping[int, str]
-    role: str
-    has_bodies: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +99,19 @@ def endpoint(
     if role is None and method != "GET":
         raise TypeError(f"{method} {path} declares no role")
 
+    given = partial(
+        Endpoint,
+        method=method,
+        path=path,
+        status=status,
+        content=content,
+        errors=errors or {},
+        role=role or VIEWER,
+        has_bodies=has_bodies,
+    )
+
     def mark(function: Function) -> Function:
-        setattr(function, _MARK, _Mark(method, path, status, content, errors or {}, role or VIEWER, has_bodies))
+        setattr(function, _MARK, given)
         return function
 
     return mark
@@ -130,27 +130,20 @@ def tag_of(group: object) -> tuple[str, str]:
     return type(group).__name__.removesuffix("Endpoints"), inspect.getdoc(group) or ""
 
 
-def _endpoint(group: object, name: str, function: Callable[..., Any], mark: _Mark) -> Endpoint:
+def _endpoint(group: object, name: str, function: Callable[..., Any], mark: Callable[..., Endpoint]) -> Endpoint:
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
     summary, _, description = (inspect.getdoc(function) or "").partition("\n")
     answer, query, body = hints.pop("return"), hints.pop("query", None), hints.pop("body", None)
-    return Endpoint(
+    return mark(
         name=name,
-        method=mark.method,
-        path=mark.path,
         tag=tag_of(group)[0],
         summary=summary.rstrip("."),
         description=description.strip(),
-        status=mark.status,
-        content=mark.content,
-        errors=mark.errors,
         query=query,
         body=body,
         is_body_needed=body is not None and parameters["body"].default is inspect.Parameter.empty,
         path_types=hints,
         answer=None if answer is type(None) else answer,
-        role=mark.role,
-        has_bodies=mark.has_bodies,
         handler=getattr(group, name),
     )
