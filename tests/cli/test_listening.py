@@ -30,11 +30,9 @@ os.execv(sys.argv[3], sys.argv[3:])
 """A parent like systemd: it passes the descriptors argv[1] as 3 and following, and executes argv[3:]."""
 
 
-def activation_command(
-    sock: socket.socket | TextIO, count: str = "1", program: tuple[str, ...] = COMMAND
-) -> tuple[str, ...]:
+def activation_command(sock: socket.socket | TextIO, program: tuple[str, ...] = COMMAND) -> tuple[str, ...]:
     """Return the command that starts *program* by socket activation; *sock* must be passed to it."""
-    return (sys.executable, "-c", SYSTEMD_SCRIPT, str(sock.fileno()), count, *program)
+    return (sys.executable, "-c", SYSTEMD_SCRIPT, str(sock.fileno()), "1", *program)
 
 
 @pytest.mark.parametrize("host", ["localhost", "::1"])

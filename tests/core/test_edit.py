@@ -16,9 +16,9 @@ STATES = ("ready", "delayed", "buried", "reserved")
 in_each_state = pytest.mark.parametrize("state", STATES)
 
 
-def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
+def put_in(world: World, client: Actor, state: str) -> int:
     """Put a job with a TTR of an hour into the tube of *client*, and bring it into *state*; a delay is five seconds."""
-    id = client.put(pri, delay=5 if state == "delayed" else 0, ttr=3600, body=b"body")
+    id = client.put(7, delay=5 if state == "delayed" else 0, ttr=3600, body=b"body")
     if state == "reserved":
         assert client.reserve_job(id)
     elif state == "buried":

@@ -37,9 +37,6 @@ HALF: Final = 5_000_000
 TABLES: Final = ("greenstalk_journal", "greenstalk_batch", "greenstalk_standby", "greenstalk_schema")
 LOCK_SECONDS: Final = 5.0
 
-NOTICED_AFTER: Final = 0.5
-"""Minimum seconds in which dead connections are used."""
-
 MAX_BACKENDS: Final = 8
 """Connections that PostgreSQL keeps for a server, according to docs/high-availability.md."""
 

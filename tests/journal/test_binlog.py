@@ -79,11 +79,11 @@ class PacedBench(Bench):
         connecting.disconnect(self.broker, self.client, self.now)
         self.client = connecting.connect(self.broker, lambda: None)
 
-    def put_job(self, size: int, pri: int = 10, delay: int = 0) -> int:
-        """Put a job of *size* bytes with *delay* in seconds; return its id."""
+    def put_job(self, size: int, pri: int = 10) -> int:
+        """Put a job of *size* bytes; return its id."""
         id = self.broker.allocate_id()
         self.now += 1
-        assert putting.put(self.broker, self.client, id, pri, delay * SECOND, 60 * SECOND, bytes(size), self.now) > 0
+        assert putting.put(self.broker, self.client, id, pri, 0, 60 * SECOND, bytes(size), self.now) > 0
         return id
 
     def reserve_any(self) -> int:

@@ -29,9 +29,9 @@ def ignore_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         yield
 
 
-def memory_limited_bench(disk: Disk, random: Random, sync_interval: int = 0, max_size: int = SMALL_SEGMENT) -> Bench:
+def memory_limited_bench(disk: Disk, random: Random, max_size: int = SMALL_SEGMENT) -> Bench:
     """Return a bench that evicts every body that can be evicted."""
-    return Bench(disk, random, max_size=max_size, sync_interval=sync_interval, is_memory_short=True)
+    return Bench(disk, random, max_size=max_size, sync_interval=0, is_memory_short=True)
 
 
 def evicted_jobs(bench: Bench) -> list[Job]:

@@ -158,9 +158,9 @@ def job_of(id: int) -> Job:
     return Job(id, Tube(b"default", {}), b"body", 0, 0, SECOND, START)
 
 
-def disk_with(records: bytes, next_id: int = 5) -> Disk:
-    """Return a disk with a journal of one segment, which has the salt `salt` and *records*."""
-    return Disk({"journal.1": SegmentHeader(b"salt", 1, 1, next_id).encode() + records})
+def disk_with(records: bytes) -> Disk:
+    """Return a disk with a journal of one segment, which has the salt `salt`, the next id 5 and *records*."""
+    return Disk({"journal.1": SegmentHeader(b"salt", 1, 1, 5).encode() + records})
 
 
 @pytest.mark.parametrize("id", [record.ID_LIMIT, 2**63 - 1, 2**63, 2**64 - 1])

@@ -24,12 +24,12 @@ from .served import work
 from .visit import url_of_module
 
 
-def create_used_queue(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
-    """Return a queue in which *tube* was used for *hours* in every way, and a client of its dashboard."""
+def create_used_queue(hours: float = 0.1) -> tuple[Queue, FlaskClient]:
+    """Return a queue in which `mail` was used for *hours* in every way, and a client of its dashboard."""
     queue = Queue()
     app = queue.app()
     client = app.test_client()
-    work(queue, app.extensions["dashboard"].history, hours, tube)
+    work(queue, app.extensions["dashboard"].history, hours, "mail")
     return queue, client
 
 
