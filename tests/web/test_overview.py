@@ -283,6 +283,15 @@ def test_examples_name_an_address_to_connect_to(beanstalk: str, python: str, she
     assert put_from_shell.code.endswith(shell)
 
 
+def test_of_tubes_without_workers_the_one_with_more_jobs_is_first(queue: Queue, client: FlaskClient) -> None:
+    for name, jobs in (("a", 2), ("b", 7), ("c", 3)):
+        queue.put(name, count=jobs)
+    for _ in range(100):
+        queue.now += 10 * SECOND
+        client.application.extensions["dashboard"].attention.tick()
+    assert names(client) == ["b", "c", "a", "default"]
+
+
 def test_tubes_that_need_attention_are_first(queue: Queue, client: FlaskClient) -> None:
     attention = client.application.extensions["dashboard"].attention
     for tube in ("a", "b", "c"):

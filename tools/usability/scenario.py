@@ -2,7 +2,7 @@
 
 billing.invoices    ready jobs grow old: its one worker holds a job
 imports             failed jobs with three kinds of errors, the most common one a KeyError
-exports.csv         ready jobs, and no consumers
+exports.csv         ready jobs, and no workers
 search.index        100,000 ready jobs
 quiet.01 and so on  tubes without problems
 """

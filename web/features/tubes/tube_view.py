@@ -10,7 +10,7 @@ from typing import Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.web.features.conditions.measures import KINDS, SEVERITIES, ActiveCondition, rank_in_tube
+from greenstalk_server.web.features.conditions.measures import SEVERITIES, ActiveCondition, rank_in_tube
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.framework import sparkline, text
@@ -97,12 +97,16 @@ class TubeView:
         return ""
 
     @property
-    def severity(self) -> int:
-        """The rank of its worst condition, the most urgent highest; 0 if it has none."""
+    def severity(self) -> float:
+        """The rank of its worst condition, the most urgent highest; 0 if it has none.
+
+        Within a severity the number of jobs concerned decides, as in “Needs attention”.
+        """
         if self._worst is None:
             return 0
-        severity, kind = rank_in_tube(self._worst)
-        return (len(SEVERITIES) - severity) * len(KINDS) - kind
+        severity, _ = rank_in_tube(self._worst)
+        jobs = self._worst.measure.jobs
+        return len(SEVERITIES) - severity + jobs / (jobs + 1)
 
     @property
     def oldest_age(self) -> int | None:
