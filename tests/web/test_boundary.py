@@ -130,9 +130,9 @@ TABLE: dict[str, list[Probe]] = {
     "GET /alerts": [Probe("/alerts")],
     "GET /attention": [Probe("/attention"), Probe("/attention?tubes={tube}")],
     "POST /attention/acknowledge": [
-        form("/attention/acknowledge", tubes="{tube}", kind="", seconds="60", reason="x"),
-        form("/attention/acknowledge", tubes="*", kind="", seconds="60", reason="x"),
-        form("/attention/acknowledge", tubes="covert.*", kind="", seconds="60", reason="x"),
+        form("/attention/acknowledge", tubes="{tube}", kind="", preset="3600", reason="x"),
+        form("/attention/acknowledge", tubes="*", kind="", preset="3600", reason="x"),
+        form("/attention/acknowledge", tubes="covert.*", kind="", preset="3600", reason="x"),
     ],
     "POST /attention/acknowledge/end": [
         form("/attention/acknowledge/end", id="1"), form("/attention/acknowledge/end", id="2"),
@@ -397,7 +397,7 @@ class World:
             kept = post("/search/save", data={"name": name, "q": query}, headers=self.as_admin)
             assert kept.status_code == 303, kept.text
         for pattern in (HIDDEN, "covert.*"):
-            acknowledged = {"tubes": pattern, "kind": "", "seconds": "600", "reason": "known"}
+            acknowledged = {"tubes": pattern, "kind": "", "preset": "3600", "reason": "known"}
             assert post("/attention/acknowledge", data=acknowledged, headers=self.as_admin).status_code == 303
         found = post("/api/v1/searches", json={"q": "tube:covert.* MaRkEr"}, headers=self.as_admin)
         dry_run = post("/api/v1/bulk", json={"action": "delete", "tube": HIDDEN}, headers=self.as_admin)
