@@ -189,12 +189,6 @@ def first_log_line(wheel: Path, directory: Path) -> str:
     return said.splitlines()[0]
 
 
-def test_two_builds_give_the_same_bytes(checkout: Path, tmp_path: Path) -> None:
-    shutil.copytree(checkout, tmp_path / "other", symlinks=True)
-    first = build(checkout, SOURCE_DATE_EPOCH="1700000000").read_bytes()
-    assert build(tmp_path / "other", SOURCE_DATE_EPOCH="1700000000").read_bytes() == first
-
-
 def test_installed_commands_work_outside_the_checkout(installation: Path, tmp_path: Path) -> None:
     (templates,) = installation.glob(f"lib/*/site-packages/{TEMPLATES}")
     before = templates.read_bytes()

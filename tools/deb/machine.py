@@ -115,7 +115,7 @@ class Machine:
         return [int(child) for child in children.read_text().split()] if children.exists() else []
 
     def files(self) -> set[str]:
-        """Return the paths of all files, except caches, logs, and the records of dpkg and systemd."""
+        """Return the paths of all files, except caches, logs, and the records of apt, dpkg and systemd."""
         ignored = (
             "dev",
             "proc",
@@ -124,6 +124,7 @@ class Machine:
             "tmp",
             "root",
             "var/cache",
+            "var/lib/apt",
             "var/log",
             "var/lib/dpkg",
             "var/lib/systemd",
