@@ -50,6 +50,7 @@ COMPILED: Final = (
     "core/operations/reserving",
     "core/operations/restoring",
     "core/operations/ticking",
+    "core/operations/undeleting",
     "core/outcomes",
     "core/policies/policy",
     "core/policies/policy_counts",

@@ -69,6 +69,12 @@ class Journal(Protocol):
         Return False, having recorded nothing, if there is no room or writes fail.
         """
 
+    def undelete(self, job: Job) -> bool:
+        """Record *job*, which was deleted, in full under its former id.
+
+        Return False, having recorded nothing, if there is no room or writes fail.
+        """
+
     def replace(self, old: Job, new: Job) -> bool:
         """Record *new* in full, which replaces *old*.
 
@@ -129,6 +135,9 @@ class NullJournal:
         return True
 
     def put_group(self, jobs: list[Job]) -> bool:
+        return True
+
+    def undelete(self, job: Job) -> bool:
         return True
 
     def replace(self, old: Job, new: Job) -> bool:

@@ -44,7 +44,8 @@ class Refusal:
     """Reasons why the broker refuses a request. All are negative, so a result can be a count, an id, or a refusal.
 
     MEMORY means that no memory is left, JOURNAL that the journal has no space left or that its writes fail. TUBE_FULL
-    and TOO_BIG are limits of the tube's policy. The others are limits of the server (see
+    and TOO_BIG are limits of the tube's policy. ID_TAKEN and KEY_TAKEN refuse only the return of a deleted job: another
+    job has its id, or its idempotency key or unique body. The others are limits of the server (see
     greenstalk_server.core.limits).
     """
 
@@ -58,3 +59,5 @@ class Refusal:
     WATCHED: Final = -8
     TUBE_FULL: Final = -9
     TOO_BIG: Final = -10
+    ID_TAKEN: Final = -11
+    KEY_TAKEN: Final = -12

@@ -463,9 +463,8 @@ class Recovery:
         """Note the offset of the record of *job*, and drop its body if memory has no room for it."""
         assert self.memory is not None
         segment.starts.append(at)
-        before = self.jobs.get(job.id)
-        segment.has_repeats |= before is not None and before.segment == job.segment
-        self._release_memory(before)
+        segment.has_repeats |= bool(segment.ids) and segment.ids[-1] >= job.id  # perhaps of a job deleted in between
+        self._release_memory(self.jobs.get(job.id))
         if job.size > SMALL and self.memory < job.size + BODY_COST:
             job.body = None
         else:

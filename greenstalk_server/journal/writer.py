@@ -157,15 +157,24 @@ class JournalWriter:
         self.promised = log.sequence
         return True
 
+    def undelete(self, job: Job) -> bool:
+        """Record *job*, which was deleted; return False if the disk fails, or has no room for the record."""
+        return self._put_again(job, None)
+
     def replace(self, old: Job, new: Job) -> bool:
         """Record *new*; return False if the disk fails, or has no room for the record."""
+        return self._put_again(new, old)
+
+    def _put_again(self, new: Job, old: Job | None) -> bool:
+        """Record *new* in full, whose id has a JOB record: that of *old*, or, if that is None, of a deleted job."""
         log, events, attributes = self._log, record.events_of(new), job_attributes.encode(new)
         size = record.job_size(new) + record.extra_size(events, attributes)
         if not self._space.has_room(size):
             return False
-        self._mark_reclaimable(old)
+        if old is not None:
+            self._mark_reclaimable(old)
         log.add_job(new, size, events, attributes)
-        log.segments[new.segment].has_repeats |= old.segment == new.segment
+        log.segments[new.segment].has_repeats |= old is None or old.segment == new.segment
         self._new_ids.add(new.id)
         self.promised = log.sequence
         return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 SECOND = 1_000_000_000
@@ -386,6 +386,22 @@ class Model:
         if job is None or (job.state == "reserved" and not is_forced):
             return False
         self._delete(job)
+        return True
+
+    def undelete(self, deleted: ModelJob) -> bool:
+        """Let a deleted job return; *deleted* is a copy from before the deletion."""
+        if deleted.id in self.jobs:
+            return False
+        job = replace(deleted, is_truncated=False)
+        self.jobs = dict(sorted({**self.jobs, job.id: job}.items()))
+        self.total_jobs += 1
+        self.counts(job.tube).counts["total_jobs"] += 1
+        if job.state == "buried":
+            self.burials += 1
+            job.buried_as = self.burials
+        elif job.state != "delayed" or job.deadline <= self.now:
+            job.state = "ready"
+            self._make_ready(job)
         return True
 
     def edit_job(

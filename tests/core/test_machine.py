@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, URGENT_BELOW
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, URGENT_BELOW, Job
 from greenstalk_server.core.operations import connecting, reserving, ticking
 from greenstalk_server.core.timers import NEVER
 from tests.core.model import Model, ModelJob, Tie
@@ -67,6 +67,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.actors: dict[int, Actor] = {}
         self.connected = 0
         self.commands = 0
+        self.deleted: list[tuple[Job, ModelJob]] = []
 
     # Selection
 
@@ -326,6 +327,21 @@ class BrokerMachine(RuleBasedStateMachine):
         self.begin_command()
         id = self.pick_job(job, {"reserved"})
         assert self.world.delete_job(id, is_forced) == self.model.delete_job(id, is_forced)
+
+    @rule(job=PICKS)
+    def delete_for_undo(self, job: int) -> None:
+        self.begin_command()
+        id = self.pick_job(job, {"ready", "delayed", "buried", "reserved"})
+        if id in self.model.jobs:
+            self.deleted.append((self.world.snapshot(id), replace(self.model.jobs[id])))
+        assert self.world.delete_job(id, is_forced=True) == self.model.delete_job(id, is_forced=True)
+
+    @precondition(lambda self: bool(self.deleted))
+    @rule(pick=PICKS)
+    def undelete(self, pick: int) -> None:
+        self.begin_command()
+        deleted, model_job = self.deleted[pick % len(self.deleted)]
+        assert (self.world.undelete(deleted) == 0) == self.model.undelete(model_job)
 
     # Time
 

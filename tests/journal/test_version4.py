@@ -197,7 +197,7 @@ def test_space_of_expired_keys_is_reclaimed() -> None:
 
 def test_report_names_moves_groups_policies_and_keys(tmp_path: Path) -> None:
     bench = PolicyBench(Disk(), seeded(5))
-    for _ in range(40):
+    for _ in range(50):
         bench.step()
     bench.set_policy("mail", b"{}")
     bench.journal.key(b"mail", b"key", 1, 2**63)

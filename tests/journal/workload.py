@@ -19,8 +19,17 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving, ticking
-from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.core.operations import (
+    connecting,
+    editing,
+    finishing,
+    kicking,
+    putting,
+    reserving,
+    ticking,
+    undeleting,
+)
+from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.tubes.tube import Tube
@@ -329,6 +338,13 @@ class RecordingJournalWriter(JournalWriter):
         self._note(new.id, new)
         return True
 
+    def undelete(self, job: Job) -> bool:
+        if not super().undelete(job):
+            return False
+        assert self.history.latest(job.id) is None, "a job that exists was put back"
+        self._note(job.id, job)
+        return True
+
     def expire_reservation(self, job: Job) -> None:
         super().expire_reservation(job)
         self._note(job.id, job)
@@ -404,6 +420,7 @@ class Bench:
         self.random: Random = random
         self.now: int = now
         self.refused: int = 0
+        self.deleted: list[Job] = []
         self.journal: RecordingJournalWriter = RecordingJournalWriter(disk, max_size, sync_interval, random)
         self.history: History = self.journal.history
         self.broker: Broker = make_broker()
@@ -547,7 +564,7 @@ class Bench:
             self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
             self.delete_held, self.reserve_job, self.touch, self.pause, self.reconnect, self.pass_time, self.edit,
             self.edit, self.edit, self.bury_job, self.release_job, self.delete_forced, self.put_in_tube,
-            self.reprioritize, self.reprioritize, self.truncate_job,
+            self.reprioritize, self.reprioritize, self.truncate_job, self.delete_for_undo, self.undelete,
         )  # fmt: skip
 
     def put(self, size: int | None = None, delay: int | None = None) -> int:
@@ -655,6 +672,22 @@ class Bench:
     def delete_forced(self) -> None:
         if held := self._held():
             assert finishing.delete_job(self.broker, held[1], self.now, is_forced=True)
+
+    def delete_for_undo(self) -> None:
+        """Delete a random job as an operator, who may undo the deletion."""
+        if self.broker.jobs:
+            job = self.broker.jobs[self._any_id()]
+            if job.body is not None and job.holder is None:
+                self.deleted.append(job.copy_with(job.tube, job.body))
+                assert finishing.delete_job(self.broker, job.id, self.now)
+
+    def undelete(self) -> None:
+        if self.deleted:
+            deleted = self.random.choice(self.deleted)
+            is_taken = deleted.id in self.broker.jobs
+            refusal = undeleting.undelete(self.broker, deleted, self.now)
+            policies = (Refusal.KEY_TAKEN, Refusal.TUBE_FULL)
+            assert (refusal == Refusal.ID_TAKEN) if is_taken else refusal in (0, Refusal.JOURNAL, *policies)
 
     def truncate_job(self) -> None:
         """Have a held job deleted when its reservation ends, as truncate does with each one."""

@@ -18,7 +18,16 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SE
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving, ticking
+from greenstalk_server.core.operations import (
+    connecting,
+    editing,
+    finishing,
+    kicking,
+    putting,
+    reserving,
+    ticking,
+    undeleting,
+)
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import waiting
@@ -98,6 +107,9 @@ class FullJournal(NullJournal):
         return False
 
     def put_group(self, jobs: list[Job]) -> bool:
+        return False
+
+    def undelete(self, job: Job) -> bool:
         return False
 
     def replace(self, old: Job, new: Job) -> bool:
@@ -217,6 +229,17 @@ class World(BrokerListener):
 
     def delete_job(self, id: int, is_forced: bool = False) -> bool:
         return self.checked(finishing.delete_job(self.broker, id, self.now, is_forced))
+
+    def snapshot(self, id: int) -> Job:
+        """Return a copy of job *id*, which no client holds, for `undelete`."""
+        job = self.broker.jobs[id]
+        copy = job.copy_with(job.tube, job.body or b"")
+        copy.holder = None
+        return copy
+
+    def undelete(self, deleted: Job) -> int:
+        """Let a deleted job return; return 0 or a Refusal."""
+        return self.checked(undeleting.undelete(self.broker, deleted, self.now))
 
     def state(self, id: int) -> str:
         """Return the state of job *id*, or "deleted"."""

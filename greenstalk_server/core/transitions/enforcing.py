@@ -36,7 +36,7 @@ def admit(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> 
     its duplicate, or a Refusal, which is negative.
     """
     tube, policy = job.tube, policy_state.policy
-    duplicate = _duplicate_of(broker, job, policy_state, now)
+    duplicate = duplicate_of(broker, job, policy_state, now)
     if duplicate:
         tube.counts().duplicates += 1
         raise_priority(broker, duplicate, job.pri, now)
@@ -87,7 +87,7 @@ def _plan_copy(broker: Broker, job: Job, name: bytes, group: list[Job], now: int
         if refusal:
             return refusal
     if target.policy_state is not None:
-        if _duplicate_of(broker, copy, target.policy_state, now):
+        if duplicate_of(broker, copy, target.policy_state, now):
             target.counts().duplicates += 1
             group.pop()
             broker.drop_if_unneeded(target)
@@ -96,7 +96,7 @@ def _plan_copy(broker: Broker, job: Job, name: bytes, group: list[Job], now: int
     return 0
 
 
-def _duplicate_of(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> int:
+def duplicate_of(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> int:
     """Return the id of the job that makes the new *job* a duplicate, or 0; set the key of *job*."""
     if policy_state.keys is None:
         return 0

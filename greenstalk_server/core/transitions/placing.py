@@ -98,7 +98,7 @@ def arm_burial_expiry(broker: Broker, tube: Tube, policy_state: TubePolicyState)
 
 
 def insert(broker: Broker, job: Job, now: int) -> None:
-    """Add the new *job*, which is recorded, to its tube: ready, or delayed if its state says so."""
+    """Add *job*, which is new or returns after its deletion, to its tube, in its state. The job is recorded."""
     tube = job.tube
     broker.jobs.set(job)
     if broker.bodies is not None:
@@ -112,10 +112,14 @@ def insert(broker: Broker, job: Job, now: int) -> None:
         tube.policy_state.claim_key(job)
     if isinstance(job, TaggedJob):
         attach_tags(broker, job)
-    if job.state == DELAYED:
+    if job.state == READY:
+        add_ready(broker, job, now)
+    elif job.state == DELAYED:
         add_delayed(broker, job, now)
     else:
-        add_ready(broker, job, now)
+        tube.add_buried(job)
+        if tube.policy_state is not None:
+            arm_burial_expiry(broker, tube, tube.policy_state)
 
 
 def forget(broker: Broker, job: Job, now: int) -> None:
