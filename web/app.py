@@ -29,8 +29,10 @@ from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.changes.bulk import Bulk
 from greenstalk_server.web.changes.operations import Operations
+from greenstalk_server.web.changes.removals import FILE_NAME, MAX_SIZE, MAX_SIZE_IN_MEMORY, Removals
 from greenstalk_server.web.changes.tasks import Tasks
 from greenstalk_server.web.changes.tube_changes import TubeChanges
+from greenstalk_server.web.changes.undo import Undo
 from greenstalk_server.web.features.alerts import api as alerts_api
 from greenstalk_server.web.features.alerts.alerts import Alerts
 from greenstalk_server.web.features.alerts.changes import AlertChanges, sees_alerts
@@ -66,6 +68,8 @@ from greenstalk_server.web.features.metrics.request_times import measure_request
 from greenstalk_server.web.features.policies import api as policies_api
 from greenstalk_server.web.features.policies.changes import PolicyChanges
 from greenstalk_server.web.features.policies.pages.policies import PolicyPages
+from greenstalk_server.web.features.removals import api as removals_api
+from greenstalk_server.web.features.removals.pages import RemovalPages
 from greenstalk_server.web.features.samples import api as samples_api
 from greenstalk_server.web.features.samples.pages import SamplePages
 from greenstalk_server.web.features.samples.samples import Samples
@@ -133,6 +137,7 @@ class Dashboard:
     live: LiveHub
     marks: Marks
     policies: PolicyChanges
+    removals: Removals
     sessions: Sessions
     saved: SavedData
     store: Store
@@ -160,6 +165,7 @@ class Dashboard:
     def restore(self) -> None:
         """Read the data of the previous run, or of the former leader. Switches."""
         self.store.restore()
+        self.removals.load()
 
     def flush(self) -> None:
         """Write the changes that are not saved yet. Switches."""
@@ -230,11 +236,18 @@ def create_dashboard(
     )
     tube_views = TubeViews(broker, history, attention)
     servers = Servers(broker, clock, history, attention, options.peers, role)
-    operations = Operations(broker, clock, commit, audit, saved)
+    removals = Removals(
+        rows if rows is not None else SqliteRows(options.directory, FILE_NAME),
+        clock,
+        MAX_SIZE if rows is not None or options.directory is not None else MAX_SIZE_IN_MEMORY,
+    )
+    operations = Operations(broker, clock, commit, audit, saved, removals)
+    app.jinja_env.globals |= {"clear_promise": operations.promise, "deletion_promise": removals.promise}
     tasks = Tasks(clock, audit)
     tube_changes = TubeChanges(broker, clock, commit, audit, saved, tasks)
     leases = Leases(broker, clock, commit)
-    bulk = Bulk(broker, clock, commit, audit, tasks)
+    bulk = Bulk(broker, clock, commit, audit, tasks, removals)
+    undo = Undo(broker, clock, commit, audit, tasks, removals)
     exports = Exports(broker, clock)
     policies = PolicyChanges(broker, clock, audit, tasks, marks)
     samples = Samples(saved, audit)
@@ -249,6 +262,7 @@ def create_dashboard(
     for part in (
         BulkPages(broker, clock, tasks, bulk),
         exports,
+        RemovalPages(removals, undo),
         SamplePages(samples),
         ErrorPages(broker, clock, tasks, tube_errors),
         HistoryPages(broker, history, marks, audit),
@@ -288,6 +302,7 @@ def create_dashboard(
         policies_api.PoliciesEndpoints(policies, commit),
         tube_changes_api.TubeChangesEndpoints(tube_changes),
         tasks_api.TasksEndpoints(broker, clock, tasks, searches, bulk, tube_changes),
+        removals_api.RemovalsEndpoints(removals, undo),
         connections_api.ConnectionsEndpoints(broker, clock, commit, operations),
         samples_api.SamplesEndpoints(saved, samples),
         sessions_api.SessionsEndpoints(sessions),
@@ -314,6 +329,7 @@ def create_dashboard(
         live=live,
         marks=marks,
         policies=policies,
+        removals=removals,
         sessions=guard.sessions,
         saved=saved,
         store=store,

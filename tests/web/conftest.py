@@ -100,13 +100,13 @@ class Queue:
         client.hang_up = lambda: connecting.disconnect(self.broker, client, self.now)
         return client
 
-    def put(self, tube: str, *, pri: int = 2000, delay: int = 0, count: int = 1) -> list[int]:
+    def put(self, tube: str, *, pri: int = 2000, delay: int = 0, count: int = 1, body: bytes = b"body") -> list[int]:
         """Put *count* jobs with a new client, which then disconnects."""
         client = self.connect()
         connecting.use(self.broker, client, tube.encode())
         ids = [self.broker.allocate_id() for _ in range(count)]
         for id in ids:
-            assert putting.put(self.broker, client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now) > 0
+            assert putting.put(self.broker, client, id, pri, delay * SECOND, 60 * SECOND, body, self.now) > 0
         connecting.disconnect(self.broker, client, self.now)
         return ids
 

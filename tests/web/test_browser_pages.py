@@ -40,8 +40,8 @@ def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     assert notice_text(tab) == f"Job {id} was retried: it is ready."
     assert clients.states() == (1, 0, 0, 0)
     unfold(tab, "Delete")
-    press(tab, f"Delete job {id} permanently")
-    assert notice_text(tab) == f"Job {id} was deleted."
+    press(tab, f"Delete job {id}")
+    assert notice_text(tab) == f"Job {id} was deleted. Undo"
     assert clients.states() == (0, 0, 0, 0)
     with pytest.raises(greenstalk.NotFoundError):
         clients.producer.peek(id)
@@ -140,8 +140,8 @@ def test_held_job_is_released_only_after_confirmation(tab: Tab, daemon: Daemon, 
     tab.page.goto(f"{daemon.dashboard}job?id={id}")
     unfold(tab, "Delete")
     tab.page.locator("#confirm-delete").check()
-    press(tab, f"Delete job {id} permanently")
-    assert notice_text(tab) == f"Job {id} was deleted."
+    press(tab, f"Delete job {id}")
+    assert notice_text(tab) == f"Job {id} was deleted. Undo"
 
 
 def test_page_of_a_job_and_list_of_connections_follow_the_queue(

@@ -24,6 +24,7 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SE
 from greenstalk_server.core.operations import editing, finishing, kicking
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.removals import Recording, Removals
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal, require_operator
@@ -99,7 +100,7 @@ ACTIONS: Final[Mapping[ActionName, Action]] = {
     "delete": Action(
         "Delete",
         "deleted",
-        "is deleted. This cannot be undone",
+        "is deleted",
         "",
         lambda job, _: True,
         "is taken from the worker that holds it, and deleted",
@@ -266,6 +267,7 @@ class Plan:
     hit             jobs that the change would change, and that no client holds.
     held            jobs that the change would change, and that a client holds.
     others          matching jobs that the change would not change.
+    size            bytes of the bodies of the jobs counted in *hit* and *held*.
     sample          ids of the first jobs counted in *hit*.
     run             id of the task of the run; empty until it has started. Invariant: a plan runs at most once.
     """
@@ -279,6 +281,7 @@ class Plan:
     hit: int = 0
     held: int = 0
     others: int = 0
+    size: int = 0
     sample: list[int] = field(default_factory=list)
     run: str = ""
 
@@ -306,7 +309,7 @@ class Plan:
 
     @property
     def is_destructive(self) -> bool:
-        """Whether the change cannot be undone."""
+        """Whether the change deletes jobs."""
         return self.change.key == "delete"
 
     @property
@@ -348,7 +351,16 @@ class Bulk:
     *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
     """
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        commit: Callable[[], bool],
+        audit: Audit,
+        tasks: Tasks,
+        removals: Removals,
+    ) -> None:
+        self._removals: Removals = removals
         self._audit: Audit = audit
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -414,13 +426,19 @@ class Bulk:
             return url_for("tube", tube=plan.tube, state=plan.query.state or None)
         return url_for("search", q=str(plan.query)) if plan.query.terms else url_for("overview")
 
+    def promise(self, plan: Plan) -> str:
+        """Return the sentence that says whether the counted deletion could be undone; empty for other changes."""
+        return self._removals.promise(plan.hit + plan.held, plan.size) if plan.is_destructive else ""
+
     def _count(self, task: Task, plan: Plan) -> None:
         """Count the jobs for the dry run. Switches."""
         for job, _ in self._select(task, plan):
             task.matched += 1
             if not plan.change.applies_to(job):
                 plan.others += 1
-            elif job.state == RESERVED:
+                continue
+            plan.size += job.size
+            if job.state == RESERVED:
                 plan.held += 1
             else:
                 plan.hit += 1
@@ -435,16 +453,23 @@ class Bulk:
             details["rate"] = f"{plan.rate:g}"
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
         self._audit.note("bulk/run", **details, **counted, forced=int(is_forced))
+        recording = None
+        if plan.is_destructive:
+            recording = self._removals.record(task.title, plan.hit + plan.held, plan.size)
         try:
-            self._change(task, plan, is_forced)
+            self._change(task, plan, is_forced, recording)
             self._commit_or_fail(task)
         except TaskCancelled:
             self._commit()
             raise
         finally:
+            if recording is not None:
+                removal = recording.close()
+                task.removal = removal.number if removal is not None else None
+                task.message = f"{task.message} {recording.outcome}".strip()
             self._audit.note("bulk/end", **details, jobs=task.done)
 
-    def _change(self, task: Task, plan: Plan, is_forced: bool) -> None:
+    def _change(self, task: Task, plan: Plan, is_forced: bool, recording: Recording | None) -> None:
         uncommitted_bytes = unread = refused = 0
         throttle = Throttle(plan.rate)
 
@@ -452,8 +477,8 @@ class Bulk:
             return plan.change.applies_to(job) and (job.state != RESERVED or is_forced)
 
         wants_body = (
-            applies_to if plan.change.action.field_name else never_wants_body
-        )  # a rewritten job record includes the body
+            applies_to if plan.change.action.field_name or recording is not None else never_wants_body
+        )  # a rewritten job record includes the body, and so does a deleted job that may come back
         for job, body in self._select(task, plan, wants_body):
             task.matched += 1
             if not applies_to(job):
@@ -463,7 +488,10 @@ class Bulk:
                 uncommitted_bytes = 0
                 throttle.wait(task.checkpoint)
             self._stop_if_refused(task)
+            saved = recording.encode(job, body) if recording is not None else None
             outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
+            if recording is not None and outcome == EditOutcome.DONE:
+                recording.add(saved)
             if outcome == EditOutcome.NO_ROOM and plan.change.key != "redrive":
                 raise TaskFailed(f"The journal has no room for more records. {_so_far(task)}")
             task.done += outcome == EditOutcome.DONE
@@ -475,6 +503,8 @@ class Bulk:
             if uncommitted_bytes >= COMMIT_BATCH_BYTES:
                 self._commit_or_fail(task)
                 uncommitted_bytes = 0
+            if recording is not None and recording.is_full and (why := recording.flush()):
+                raise TaskFailed(f"The deletion has stopped. {why} {_so_far(task)}")
         if unread:
             task.message = f"{task.message} {_stay(unread)}: the body cannot be read back from the disk.".strip()
         if refused:

@@ -10,9 +10,11 @@ and jobs again afterwards. Only methods whose docstrings say so may switch green
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import islice
 from typing import Final, NoReturn
 
 import gevent
@@ -30,10 +32,12 @@ from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
+from greenstalk_server.web.changes.removals import Recording, Removals
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import require_keys, require_operator
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import JobHeld, PutRefused
+from greenstalk_server.web.reads.jobs.bodies import BodyLost, iter_with_bodies, load_job_with_body, never_wants_body
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.saved_data import SavedData
@@ -43,6 +47,12 @@ MAX_REQUEST_TIME: Final = 20.0
 
 COMMIT_BATCH: Final = 8192
 """Jobs that a kick or a clear changes between two commits: less than a megabyte of journal records."""
+
+SAVED_SLICE: Final = 64
+"""Jobs that a clear saves and deletes between two yields to the event loop: about a millisecond of work."""
+
+MAX_MEASURED: Final = 1000
+"""Jobs whose sizes are added up to tell whether a clear can be undone. For more, the whole tube counts."""
 
 MAX_REASON_LENGTH: Final = 200
 """Characters in the reason for a pause."""
@@ -77,6 +87,24 @@ class Added:
     is_duplicate: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """The outcome of a deletion.
+
+    jobs        number of the deleted jobs.
+    removal     number of the removal that can be undone; None if the deletion cannot be undone.
+    """
+
+    jobs: int
+    removal: int | None
+
+    @staticmethod
+    def of(jobs: int, recording: Recording | None) -> Deleted:
+        """Return the outcome of a deletion, whose jobs are durably saved then. Switches."""
+        removal = recording.close() if recording is not None else None
+        return Deleted(jobs, removal.number if removal is not None else None)
+
+
 def to_nanoseconds(seconds: float) -> int:
     """Return *seconds* in nanoseconds, to the millisecond."""
     return round(seconds * 1000) * (SECOND // 1000)
@@ -86,9 +114,16 @@ class Operations:
     """Operations on the queue of *broker*."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, saved: SavedData
+        self,
+        broker: Broker,
+        clock: Clock,
+        commit: Callable[[], bool],
+        audit: Audit,
+        saved: SavedData,
+        removals: Removals,
     ) -> None:
         """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
+        self._removals: Removals = removals
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
@@ -129,23 +164,22 @@ class Operations:
         self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
         return kicked
 
-    def clear(self, tube: Tube, state: int) -> int:
-        """Delete the jobs that *tube* has in *state* now; return how many. May switch.
+    def clear(self, tube: Tube, state: int) -> Deleted:
+        """Delete the jobs that *tube* has in *state* now. May switch.
 
-        Stops early after MAX_REQUEST_TIME.
+        Stops early after MAX_REQUEST_TIME, or if the deleted jobs can no longer be saved for an undo.
         """
         require_operator(tube.name)
-        below = self._broker.next_id
+        name, below = tube.name.decode(), self._broker.next_id
+        present = count_jobs(tube, state)
+        title = f"Clear {STATE_NAMES[state]} jobs of “{name}”"
+        recording = self._removals.record(title, present, _size_of(tube, state, present))
+        cleared = self._clear(tube, state, present, below, recording)
+        self._audit.note("tube/clear", tube=name, state=STATE_NAMES[state], jobs=cleared)
+        return Deleted.of(cleared, recording)
 
-        def clear(found: Tube, left: int) -> int:
-            return finishing.clear(self._broker, found, state, left, below, self._clock())
-
-        cleared = self._in_slices(tube, count_jobs(tube, state), clear)
-        self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
-        return cleared
-
-    def flush(self, tube: Tube) -> int:
-        """Delete all jobs that *tube* has now, including those that clients hold; return how many. May switch.
+    def flush(self, tube: Tube) -> Deleted:
+        """Delete all jobs that *tube* has now, including those that clients hold. May switch.
 
         First free the idempotency keys of the tube that have outlived their jobs.
 
@@ -158,20 +192,26 @@ class Operations:
         while keys > 0 and (freed := editing.forget_keys(self._broker, tube.name, SLICE)):
             keys -= freed
             pace.yield_if_due()
+        recording = self._removals.record(f"Flush “{tube.name.decode()}”", tube.job_count, tube.body_bytes)
         found = -1
         while found and time.monotonic() < until:
-            found = self._flush_reserved(tube, below)
+            clients = (*self._broker.clients, *self._broker.closing_clients)
+            held = (id for client in clients for id in [*client.reserved] if id < below)
+            found = self._delete(tube, held, RESERVED, recording, pace.yield_if_due)
             for state in (READY, DELAYED, BURIED):
-                found += self._in_slices(
-                    tube,
-                    count_jobs(tube, state),
-                    lambda part, left, state=state: finishing.clear(  # type: ignore[misc]
-                        self._broker, part, state, left, below, self._clock()
-                    ),
-                )
+                found += self._clear(tube, state, count_jobs(tube, state), below, recording)
             flushed += found
         self._audit.note("tube/flush", tube=tube.name.decode(), jobs=flushed)
-        return flushed
+        return Deleted.of(flushed, recording)
+
+    def promise(self, name: str, state: str) -> str:
+        """Return the sentence that says whether a clear of the jobs in *state* of the tube *name* could be undone."""
+        tube = self._broker.tubes.get(name.encode())
+        if tube is None:
+            return ""
+        number = STATE_NAMES.index(state)
+        jobs = count_jobs(tube, number)
+        return self._removals.promise(jobs, _size_of(tube, number, jobs))
 
     # Jobs
 
@@ -242,13 +282,27 @@ class Operations:
         finishing.release_job(self._broker, job.id, self._clock())
         self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
 
-    def delete_job(self, job: Job, is_forced: bool) -> None:
-        """Delete *job*; raise JobHeld if a client holds it and not *is_forced*."""
+    def delete_job(self, find: Callable[[], Job], is_forced: Callable[[Job], bool]) -> Deleted:
+        """Delete the job that *find* returns. May switch.
+
+        Raise JobHeld if a client holds the job and not *is_forced*. *find* and *is_forced* may raise exceptions.
+        """
+        job = find()
         require_operator(job.tube.name)
+        recording = self._removals.record(f"Delete job {job.id} of “{job.tube.name.decode()}”", 1, job.size)
+        body = None
+        if recording is not None:
+            with suppress(BodyLost):
+                job, body = load_job_with_body(self._broker, find)
+            require_operator(job.tube.name)  # it may have moved
         name = job.tube.name.decode()
-        if not finishing.delete_job(self._broker, job.id, self._clock(), is_forced):
+        saved = recording.encode(job, body) if recording is not None else None
+        if not finishing.delete_job(self._broker, job.id, self._clock(), is_forced(job)):
             self._refuse_held(job, "deleted")
+        if recording is not None:
+            recording.add(saved)
         self._audit.note("job/delete", id=job.id, tube=name)
+        return Deleted.of(1, recording)
 
     def move_job(self, job: Job, body: bytes, name: bytes, is_forced: bool) -> None:
         """Move *job*, whose body is *body*, to the tube *name*; its state stays."""
@@ -388,19 +442,42 @@ class Operations:
             why = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
         raise PutRefused(why, "Nothing was put.", status=status)
 
-    def _flush_reserved(self, tube: Tube, below: int) -> int:
-        """Delete the jobs of *tube* with ids below *below* that clients hold; return how many. May switch."""
-        flushed, pace = 0, Pace()
-        for client in (*self._broker.clients, *self._broker.closing_clients):
-            for job in [*client.reserved.values()]:
-                if (
-                    job.tube is tube
-                    and job.id < below
-                    and finishing.delete_job(self._broker, job.id, self._clock(), True)
-                ):
-                    flushed += 1
-                pace.yield_if_due()
-        return flushed
+    def _clear(self, tube: Tube, state: int, bound: int, below: int, recording: Recording | None) -> int:
+        """Delete up to *bound* jobs of *tube* in *state* with ids below *below*; return how many. May switch."""
+
+        def clear(found: Tube, left: int) -> int:
+            if recording is None:
+                return finishing.clear(self._broker, found, state, left, below, self._clock())
+            scanned = islice(found.walk(state), finishing.MAX_CLEAR_SCAN)
+            ids = list(islice((job.id for job in scanned if job.id < below), min(left, SAVED_SLICE)))
+            return self._delete(found, ids, state, recording, lambda: None)
+
+        return self._in_slices(tube, bound, clear)
+
+    def _delete(
+        self,
+        tube: Tube,
+        ids: Iterable[int],
+        state: int,
+        recording: Recording | None,
+        yield_if_due: Callable[[], None],
+    ) -> int:
+        """Delete the jobs *ids* that are in *tube* and in *state*, saving them; return how many. May switch."""
+        deleted = 0
+        if recording is not None and recording.error:
+            return 0
+        wants_body = never_wants_body if recording is None else (lambda job: job.tube is tube and job.state == state)
+        for _, job, body in iter_with_bodies(self._broker, ids, wants_body, yield_if_due):
+            if job is None or job.tube is not tube or job.state != state:
+                continue
+            saved = recording.encode(job, body) if recording is not None else None
+            if finishing.delete_job(self._broker, job.id, self._clock(), state == RESERVED):
+                deleted += 1
+                if recording is not None:
+                    recording.add(saved)
+                    if recording.is_full and recording.flush():
+                        break
+        return deleted
 
     def _in_slices(self, tube: Tube, bound: int, change: Callable[[Tube, int], int]) -> int:
         """Change up to *bound* jobs of *tube*, and return how many were changed. May switch.
@@ -443,3 +520,8 @@ class Changes:
         """Return the names of the changed values, separated by commas; empty if nothing changes."""
         changed = [name for name in ("pri", "delay", "ttr", "body") if getattr(self, name) is not None]
         return ", ".join([*changed, "expiry"] if self.is_renewed else changed)
+
+
+def _size_of(tube: Tube, state: int, jobs: int) -> int:
+    """Return the bytes of the bodies of the *jobs* jobs of *tube* in *state*; at least these if they are many."""
+    return tube.body_bytes if jobs > MAX_MEASURED else sum([job.size for job in tube.walk(state)])

@@ -7,9 +7,11 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from greenstalk_server.web.changes.bulk import Counted
+from greenstalk_server.web.changes.removals import RemovalNumber
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Progress, TaskKind
 from greenstalk_server.web.changes.tasks import Task as RunningTask
 from greenstalk_server.web.changes.tube_changes import CountedTubes
+from greenstalk_server.web.changes.undo import RefusedJobs
 from greenstalk_server.web.framework.api.router import set_location
 from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel, TubeName, instant, model_of
 
@@ -55,6 +57,12 @@ class Task(ResponseModel):
     message: Annotated[str, Meta(description="Reason why the task ended early, or which jobs it skipped.")]
     counted: Annotated[Counted | None, Meta(description="The counts of a dry run; null for other tasks.")]
     effect: Annotated[PolicyEffect | None, Meta(description="The counts of a policy's dry run; null for other tasks.")]
+    removal: Annotated[
+        RemovalNumber | None, Meta(description="The deletion that the task made; null if it cannot be undone.")
+    ]
+    refused: Annotated[
+        list[RefusedJobs] | None, Meta(description="Jobs that an undo did not put back; null for other tasks.")
+    ]
     tubes: Annotated[
         CountedTubes | None, Meta(description="The counts of a change of many tubes; null for other tasks.")
     ]
@@ -62,7 +70,7 @@ class Task(ResponseModel):
 
 def task_model(task: RunningTask) -> Task:
     """Return *task* as the API shows it."""
-    own = {"counted": None, "effect": None, "tubes": None} | dict(task.details())
+    own = {"counted": None, "effect": None, "tubes": None, "refused": None} | dict(task.details())
     return model_of(
         Task,
         task,

@@ -85,6 +85,8 @@ class Task:
     message         reason why the task ended early, or the jobs that it skipped; otherwise empty.
     back            a function that returns the address of the task's subject; None if there is no such page.
     is_listed       whether the task is in the list of tasks; a task that a page starts by itself is not.
+    removal         the deletion that the task has made, if it can be undone; see changes.removals.
+    pace            yields to the event loop; `checkpoint` also ends the task.
     """
 
     def __init__(
@@ -112,9 +114,10 @@ class Task:
         self.back: Callable[[], str] | None = None
         self.is_listed: bool = True
         self.details: Callable[[], Mapping[str, object]] = dict
+        self.removal: int | None = None
         self.is_cancelled: bool = False
         self._has_ended: Event = Event()
-        self._pace: Pace = Pace()
+        self.pace: Pace = Pace()
 
     @property
     def is_running(self) -> bool:
@@ -135,7 +138,7 @@ class Task:
             raise TaskCancelled
         if not self.who.lasts():
             raise TaskFailed("The session of the user who started the task has ended.")
-        self._pace.yield_if_due()
+        self.pace.yield_if_due()
 
     def cancel(self) -> None:
         """Make the task end at its next `checkpoint`. Does not switch."""

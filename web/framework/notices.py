@@ -52,11 +52,17 @@ NOT_DURABLE: Final = "The change is not on disk yet: the journal cannot be writt
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message. *job_id* is the job to link to, or empty; *warning* is empty if the change is durable."""
+    """A message.
+
+    job_id      the job to link to, or empty.
+    warning     empty if the change is durable.
+    removal     number of the deletion that the page offers to undo, or empty.
+    """
 
     text: str
     job_id: str
     warning: str
+    removal: str = ""
 
 
 def notice(fields: Fields) -> Notice | None:
@@ -64,9 +70,11 @@ def notice(fields: Fields) -> Notice | None:
     code, given = fields.get("notice", ""), fields.get("n", "0")
     if not (given.isascii() and given.isdigit() and len(given) <= 20 and int(given) <= MAX_ID):
         return None
+    undo = fields.get("undo", "")
+    removal = undo if undo.isascii() and undo.isdigit() and len(undo) <= 20 else ""
     warning = NOT_DURABLE if fields.get("late") == "1" else ""
     if code in _JOB_NOTICES:
-        return Notice(_JOB_NOTICES[code].format(given), "" if code == "deleted-job" else given, warning)
+        return Notice(_JOB_NOTICES[code].format(given), "" if code == "deleted-job" else given, warning, removal)
     if code in _NOTICES:
-        return Notice(_NOTICES[code](int(given)), "", warning)
+        return Notice(_NOTICES[code](int(given)), "", warning, removal)
     return None

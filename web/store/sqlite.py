@@ -26,6 +26,7 @@ MAX_WAL: Final = 4 * 2**20
 """Bytes of the write-ahead log that SQLite keeps between transactions."""
 
 _SETTINGS: Final = f"""
+    PRAGMA auto_vacuum = FULL;
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
     PRAGMA journal_size_limit = {MAX_WAL};"""
@@ -59,9 +60,9 @@ class LaterVersion(sqlite3.DatabaseError):
 class SqliteRows:
     """Implements Rows. The file is opened by the first call, and again after a failure."""
 
-    def __init__(self, directory: str | None) -> None:
-        """*directory* is None for rows in memory."""
-        self._path: Path | None = Path(directory, NAME) if directory is not None else None
+    def __init__(self, directory: str | None, name: str = NAME) -> None:
+        """*name* is that of the file. *directory* is None for rows in memory."""
+        self._path: Path | None = Path(directory, name) if directory is not None else None
         self._connection: sqlite3.Connection | None = None
         self._lock: Lock = Lock()
 
@@ -125,7 +126,7 @@ class SqliteRows:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        aside = path.with_name(f"{NAME}.damaged")
+        aside = path.with_name(f"{path.name}.damaged")
         log.error("dashboard: %s is damaged (%s): renaming it to %s, and starting without it", path, error, aside)
         for suffix in ("", "-wal"):
             old = path.with_name(path.name + suffix)

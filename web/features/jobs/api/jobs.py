@@ -333,8 +333,8 @@ class JobsEndpoints:
 
     @endpoint("DELETE", "/jobs/{id}", role=OPERATOR, status=204, errors=STATE_CONFLICT)
     def delete_job(self, id: JobId, query: ForceRequest) -> None:
-        """Delete a job. This cannot be undone."""
-        self._operations.delete_job(self._find(id), query.force)
+        """Delete a job. `GET /removals` lists the deletions of the last day, which can be undone."""
+        self._operations.delete_job(lambda: self._find(id), lambda _: query.force)
         wait_until_durable(self._commit)
 
     @endpoint("POST", "/jobs/{id}/kick", role=OPERATOR, errors=STATE_CONFLICT)

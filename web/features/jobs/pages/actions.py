@@ -134,7 +134,8 @@ class Actions:
             raise BadRequest(f"“confirm” must be the tube's name, “{name}”, to delete its jobs. Nothing was deleted.")
         bound = count_jobs(tube, state)
         cleared = self._operations.clear(tube, state)
-        return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
+        notice = _bulk_notice("cleared", cleared.jobs, tube, state, bound)
+        return self._to_tube(tube.name, STATE_NAMES[state], *notice, cleared.removal)
 
     @open_to(OPERATOR)
     def tube_put(self) -> Response:
@@ -180,11 +181,11 @@ class Actions:
 
     @open_to(OPERATOR)
     def job_delete(self) -> Response:
-        """`id`, and `confirm` if the job is reserved: delete the job."""
+        """`id`, and `confirm` if the job is reserved: delete the job. May switch."""
         job = self._job()
         name, state = job.tube.name, STATE_NAMES[job.state]
-        self._operations.delete_job(job, self._is_forced(job, "deleted"))
-        return self._to_tube(name, state, "deleted-job", job.id)
+        deleted = self._operations.delete_job(self._job, lambda found: self._is_forced(found, "deleted"))
+        return self._to_tube(name, state, "deleted-job", job.id, deleted.removal)
 
     @open_to(OPERATOR)
     def job_move(self) -> Response:
@@ -277,9 +278,13 @@ class Actions:
             " reservation times out, or tick the box to make the change now, although a worker may be processing it."
         )
 
-    def _to_tube(self, name: bytes, state: str, notice: str, number: int) -> Response:
-        """Redirect to the tube's page, or to the overview if the tube no longer exists. May switch."""
-        return self._tube_or_overview(name, ({"state": state} if state else {}) | self._query(notice, number))
+    def _to_tube(self, name: bytes, state: str, notice: str, number: int, removal: int | None = None) -> Response:
+        """Redirect to the tube's page, or to the overview if the tube no longer exists. May switch.
+
+        *removal* is what the notice offers to undo.
+        """
+        undo = {} if removal is None else {"undo": str(removal)}
+        return self._tube_or_overview(name, ({"state": state} if state else {}) | self._query(notice, number) | undo)
 
     def _to_job(self, job: Job, notice: str) -> Response:
         """Redirect to the job's page, or to its tube's if the job has been deleted meanwhile. May switch."""

@@ -73,6 +73,7 @@ class BulkPages:
             task=task,
             plan=plan,
             back=self._bulk.back(plan),
+            promise=self._bulk.promise(plan),
             columns=columns,
             rows=match_rows(self._broker, plan.sample, self._clock(), columns),
             refusal=refusal,

@@ -120,6 +120,7 @@ class JobDetails:
     forgotten       the events that its counters count but *history* lacks, in words; empty if there are none.
     kept_events     maximum number of events that are kept for a job; the oldest are dropped.
     was_held        it has been reserved at least once.
+    size            bytes of its body.
     edited          identifies its last edit, so that a live page notices a new one.
     dead_letter     None if it is not a dead letter.
     """
@@ -134,6 +135,7 @@ class JobDetails:
     forgotten: str
     kept_events: int
     was_held: bool
+    size: int
     edited: str
     dead_letter: DeadLetterDetails | None
     figures: list[tuple[str, str, str]]
@@ -181,6 +183,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
         forgotten=_forgotten(job, events),
         kept_events=job_history.MAX_EVENTS,
         was_held=job.reserves > 0,
+        size=job.size,
         edited=str(max((event.at for event in events if event.kind == job_history.EDITED), default=0)),
         dead_letter=_dead_letter(job, now),
         figures=[

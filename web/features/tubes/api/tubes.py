@@ -17,6 +17,7 @@ from greenstalk_server.protocol.extended_stats import TubeExtension, tube_extens
 from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Operations
+from greenstalk_server.web.changes.removals import RemovalNumber
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.rings import SPANS
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
@@ -243,11 +244,18 @@ class Outcome(ResponseModel):
     ]
 
 
+class Cleared(Outcome):
+    """The number of jobs of a tube that were deleted."""
+
+    removal: Annotated[RemovalNumber | None, Meta(description="The deletion; null if it cannot be undone.")]
+
+
 class Flushed(ResponseModel):
     """The number of jobs that a flush deleted."""
 
     tube: TubeName
     jobs: Count
+    removal: Annotated[RemovalNumber | None, Meta(description="The deletion; null if it cannot be undone.")]
 
 
 class HistoryRequest(RequestModel):
@@ -422,26 +430,28 @@ class TubesEndpoints:
         return Outcome(tube=query.tube, state=body.state, jobs=kicked, left=count_jobs(tube, state))
 
     @endpoint("POST", "/tube/clear", role=OPERATOR, errors=NO_TUBE)
-    def clear_tube(self, query: TubeRequest, body: ClearTubeRequest) -> Outcome:
+    def clear_tube(self, query: TubeRequest, body: ClearTubeRequest) -> Cleared:
         """Delete all jobs of a tube that are in one state now.
 
-        This cannot be undone. Jobs put during the request stay.
+        `removal` identifies the deletion for an undo. Jobs put during the request stay.
         """
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
         cleared = self._operations.clear(tube, state)
         wait_until_durable(self._commit)
-        return Outcome(tube=query.tube, state=body.state, jobs=cleared, left=count_jobs(tube, state))
+        left = count_jobs(tube, state)
+        return Cleared(tube=query.tube, state=body.state, jobs=cleared.jobs, left=left, removal=cleared.removal)
 
     @endpoint("POST", "/tube/flush", role=OPERATOR, errors=NO_TUBE)
     def flush_tube(self, query: TubeRequest) -> Flushed:
         """Delete all jobs that a tube has now, in every state, including those that clients hold.
 
-        This cannot be undone. Jobs that are put during the request are kept. The request ends after 20 seconds: if the
-        tube has more jobs than it can delete in that time, repeat the request until it returns 0 jobs.
+        `removal` identifies the deletion for an undo. Jobs that are put during the request are kept. The request ends
+        after 20 seconds: if the tube has more jobs than it can delete in that time, repeat the request until it returns
+        0 jobs.
         """
         flushed = self._operations.flush(tube_of(self._broker, query.tube))
         wait_until_durable(self._commit)
-        return Flushed(tube=query.tube, jobs=flushed)
+        return Flushed(tube=query.tube, jobs=flushed.jobs, removal=flushed.removal)
 
     def _model_when_durable(self, tube: CoreTube) -> Tube:
         response = self.tube_model(tube, self._clock())

@@ -1,0 +1,1 @@
+"""The deletions of the last day, which can be undone."""
