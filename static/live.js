@@ -6,7 +6,7 @@
 "use strict";
 
 const POLL_MS = 2000;
-const SLOWEST_MS = 20000;
+const SLOWEST_MS = 5000;
 const GIVE_UP_MS = 5000; // timeout of a request, and of the first event of a stream
 const SILENT_MS = 40000; // timeout of a stream: the server sends something at least every 15 s
 const TRIES = 3; // failed streams before the page polls
@@ -20,6 +20,7 @@ const NOTICE = ["notice", "n", "late"];
 
 const main = document.getElementById("main");
 const live = document.getElementById("live");
+const lost = document.getElementById("lost");
 const args = new URLSearchParams(main.dataset.liveArgs ?? "");
 
 let source = null; // the open EventSource
@@ -28,6 +29,7 @@ let timer = 0; // the timeout of the stream, or the next request
 let failures = 0; // consecutive
 let streamAgainAt = 0;
 let isGone = false;
+let asOf = new Date(); // when the page last showed the present state
 
 // Applying changes
 
@@ -56,6 +58,32 @@ function middle(name) {
 function say(state, text) {
   live.dataset.state = state;
   setText(live, text);
+}
+
+// Dims the page, which no longer shows the present state.
+function lose() {
+  say("lost", "Offline");
+  if (lost.hidden) {
+    const time = document.getElementById("lost-at");
+    time.dateTime = asOf.toISOString();
+    time.textContent = times.clock(asOf);
+    lost.hidden = false;
+    main.dataset.stale = "";
+  }
+}
+
+function recover(state, text) {
+  asOf = new Date();
+  say(state, text);
+  undim();
+}
+
+function undim() {
+  delete main.dataset.stale;
+  if (lost.contains(document.activeElement)) {
+    main.focus({ preventScroll: true });
+  }
+  lost.hidden = true;
 }
 
 // Shows a text as the path of a sparkline, in a child element such as a badge, or in the element itself.
@@ -282,6 +310,7 @@ function end(why) {
   stop();
   isGone = true;
   say("lost", why);
+  undim();
 }
 
 function stream() {
@@ -294,7 +323,7 @@ function stream() {
   mine.addEventListener("message", (event) => {
     watch(SILENT_MS);
     failures = 0;
-    say("live", "Live");
+    recover("live", "Live");
     takeIn(JSON.parse(event.data));
   });
   mine.addEventListener("gone", () => end("Deleted"));
@@ -303,7 +332,7 @@ function stream() {
     if (mine.readyState === EventSource.CLOSED) {
       giveUpStream(STREAM_AGAIN_MS); // refused
     } else {
-      say("lost", "No response, retrying");
+      lose();
       watch(GIVE_UP_MS); // the browser reconnects
       if (failures >= TRIES) {
         giveUpStream(0);
@@ -342,14 +371,14 @@ async function poll() {
       throw new Error(`status ${response.status}`);
     }
     failures = 0;
-    say("polling", "Polling");
+    recover("polling", "Polling");
     takeIn(news);
   } catch {
     if (asking !== mine) {
       return;
     }
     failures += 1;
-    say("lost", "No response, retrying");
+    lose();
   } finally {
     clearTimeout(late);
   }
@@ -406,6 +435,10 @@ history.replaceState(null, "", here.pathname + here.search);
 document.documentElement.classList.add("scripted");
 document.addEventListener("visibilitychange", begin);
 document.addEventListener("refresh", begin);
+document.getElementById("retry").addEventListener("click", () => {
+  streamAgainAt = 0;
+  begin();
+});
 addEventListener("pagehide", stop);
 addEventListener("pageshow", (event) => event.persisted && begin());
 setInterval(settle, SETTLE_MS);

@@ -17,8 +17,8 @@
     clock: ({ hour, minute, second, timeZoneName }) => `${hour}:${minute}:${second} ${timeZoneName}`,
   };
 
-  // The zone for other scripts: its name for Intl, and its short name at a time, such as "UTC" or "CET".
-  window.times = { isLocal, timeZone, name: (date) => fields(date).timeZoneName };
+  // The zone for other scripts: its name for Intl, its short name at a time, such as "UTC" or "CET", and times of day.
+  window.times = { isLocal, timeZone, name: (date) => fields(date).timeZoneName, clock: (date) => formats.clock(fields(date)) };
 
   function rewrite(root) {
     const found = root instanceof Element && root.matches("time[data-format]") ? [root] : [];

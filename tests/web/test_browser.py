@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import greenstalk
@@ -227,6 +228,53 @@ def test_page_reconnects_to_a_restarted_server(chromium: Browser) -> None:
             assert again.dashboard == daemon.dashboard
             tab.page.wait_for_selector("#live[data-state=live]")
             assert tab.page.text_content("[data-field=pid]") == str(again.process.pid)
+
+
+GEOMETRY = (
+    "[...document.querySelectorAll('.masthead, h1, .live, main')].map(e => JSON.stringify(e.getBoundingClientRect()))"
+)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_lost_connection_dims_the_page_and_moves_nothing(chromium: Browser, width: int) -> None:
+    with Daemon(*FLAGS) as daemon, chromium.tab(daemon.dashboard) as tab:
+        page = tab.page
+        page.set_viewport_size({"width": width, "height": 800})
+        page.clock.install(time="2026-11-24T09:25:03Z")
+        page.clock.pause_at("2026-11-24T09:25:03.5Z")
+        page.goto(daemon.dashboard)
+        page.wait_for_selector("#live[data-state=live]")
+        before = page.evaluate(GEOMETRY)
+        assert not page.is_visible("#lost")
+        daemon.stop()
+        page.wait_for_selector("#live[data-state=lost]")
+        assert page.inner_text("#lost p") == "No connection: this page is as of 09:25:03 UTC."
+        assert page.evaluate("getComputedStyle(document.querySelector('main')).opacity") == "0.5"
+        assert page.evaluate(GEOMETRY) == before
+        tab.screenshot(f"lost-{width}")
+
+
+def test_lost_connection_is_retried_within_five_seconds_or_at_once(chromium: Browser) -> None:
+    """The clock of the page stands still, so only the button retries."""
+    flags = (*FLAGS[:-1], str(free_ports(1)[0]))
+    with Daemon(*flags) as daemon, chromium.tab(daemon.dashboard) as tab:
+        page = tab.page
+        page.clock.install()
+        page.clock.pause_at(datetime.now(UTC) + timedelta(hours=1))
+        page.goto(daemon.dashboard)
+        page.wait_for_selector("#live[data-state=live]")
+        with page.expect_event("requestfailed", lambda request: "/live?" in request.url):
+            daemon.stop()
+        for _ in range(4):
+            with page.expect_event("requestfailed", lambda request: "/live?" in request.url):
+                page.clock.run_for(5000)
+        with Daemon(*flags):
+            assert page.is_visible("#lost")
+            page.get_by_role("button", name="Retry now").click()
+            page.wait_for_selector("#live[data-state=live]")
+            assert not page.is_visible("#lost")
+            assert page.get_attribute("main", "data-stale") is None
+            assert page.evaluate("document.activeElement.id") == "main"
 
 
 def test_keyboard_focus_reaches_everything_and_is_visible(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
