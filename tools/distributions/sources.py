@@ -49,7 +49,6 @@ def export(directory: Path) -> None:
 def pack(directory: Path, archive: Path, metadata: bytes) -> None:
     """Write the files of *directory* and the PKG-INFO *metadata* into *archive*; the same files give the same bytes."""
     top = archive.name.removesuffix(".tar.gz")
-    (directory / "PKG-INFO").write_bytes(metadata)
     with (
         archive.open("wb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=commit_time()) as file,
@@ -58,6 +57,9 @@ def pack(directory: Path, archive: Path, metadata: bytes) -> None:
         for path in sorted(directory.rglob("*")):
             if path.is_symlink() or path.is_file():
                 tar.add(path, f"{top}/{path.relative_to(directory)}", recursive=False, filter=_normalise)
+        member = tarfile.TarInfo(f"{top}/PKG-INFO")
+        member.size = len(metadata)
+        tar.addfile(_normalise(member), io.BytesIO(metadata))
 
 
 def _normalise(member: tarfile.TarInfo) -> tarfile.TarInfo:
