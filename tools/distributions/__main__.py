@@ -106,6 +106,8 @@ def environment(name: str, *requirements: str | Path, python: str = sys.executab
 def write_bill(tools: Path, installation: Path) -> None:
     """Write the bill of materials (CycloneDX): the server and every package that its wheel installs."""
     run(installation / "python", "-m", "pip", "uninstall", "--quiet", "--yes", "pip", "setuptools")
+    for file in installation.parent.rglob("direct_url.json"):  # paths of this machine
+        file.unlink()
     target = DIST / f"greenstalk_server-{__version__}.cdx.json"
     command = ("environment", "--output-reproducible", "--pyproject", WORK / "source" / "pyproject.toml")
     run(tools / "cyclonedx-py", *command, "--output-file", target, installation / "python")
