@@ -26,7 +26,6 @@ MAX_WAL: Final = 4 * 2**20
 """Bytes of the write-ahead log that SQLite keeps between transactions."""
 
 _SETTINGS: Final = f"""
-    PRAGMA auto_vacuum = FULL;
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
     PRAGMA journal_size_limit = {MAX_WAL};"""
@@ -142,10 +141,12 @@ def _connected(path: str) -> sqlite3.Connection:
     """Return a connection to the file *path*, which has the table; raise sqlite3.Error."""
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
-        connection.executescript(_SETTINGS)
         [(version,)] = connection.execute("PRAGMA user_version")
         if version > VERSION:
             raise LaterVersion(f"its version is {version}, and this server reads versions up to {VERSION}")
+        if not version:
+            connection.execute("PRAGMA auto_vacuum = FULL")  # writes to the file, and has no effect after the others
+        connection.executescript(_SETTINGS)
         if version < VERSION:
             connection.executescript(_SCHEMA)
     except sqlite3.Error:

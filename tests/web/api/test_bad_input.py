@@ -37,7 +37,7 @@ from .conftest import ROOT, TOKEN, Program, bearer, problem
         (f"/jobs?q={'x' * 1001}", "q", "must be a string of at most 1000 characters"),
         ("/jobs?cursor=x", "cursor", "must be the “next_cursor” of a response"),
         ("/jobs?cursor=%C3%A4", "cursor", "must be the “next_cursor” of a response"),
-        ("/jobs?curser=x", "curser", "is not known: the parameters are tube, state, q, bodies, cursor, limit, fields"),
+        ("/jobs?curser=x", "curser", "is not known: the parameters are tube, state, q, sort, desc, bodies, cursor,"),
         ("/server?x=1", "x", "is not known: there are no parameters here"),
         ("/jobs/abc", "id", "must be a whole number from 1 to 18446744073709551615"),
         ("/jobs/0", "id", "must be a whole number from 1 to 18446744073709551615"),

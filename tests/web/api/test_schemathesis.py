@@ -22,9 +22,11 @@ from .conftest import TOKEN, bearer
 AS_ADMIN = bearer(TOKEN)
 """An admin's token, so that nothing is refused for lack of rights."""
 
-FIELDS_BEYOND_SCHEMAS = {"cursor", "q", "body", "all", "to", "pri", "delay", "tubes", "priority", *SETTINGS}
-"""Fields that a schema cannot describe fully: cursors, queries, base64, the fields that go with an action, and the
-settings of policies.
+FIELDS_BEYOND_SCHEMAS = {
+    *("cursor", "q", "desc", "fields", "body", "after", "all", "to", "pri", "delay", "tubes", "priority", *SETTINGS)
+}
+"""Fields that a schema cannot describe fully: cursors, queries, lists of paths, base64, the fields that go with an
+action, with a group or with `sort`, and the settings of policies.
 """
 
 
