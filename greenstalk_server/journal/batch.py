@@ -39,6 +39,7 @@ class Batch:
     sync_times  nanoseconds that each completed sync took.
     finished    segments that are full and completely on disk.
     is_short    it has stopped because a segment could not be allocated; what it has written is sound.
+    surplus     segments without records whose files it has not removed yet.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Batch:
         "next_id",
         "sequence",
         "size",
+        "surplus",
         "sync_times",
     )
 
@@ -69,6 +71,7 @@ class Batch:
         required_free: int,
         room_ahead: int,
         size: int,
+        surplus: list[Segment],
     ) -> None:
         """*parts* lists the segments to write to, oldest first, with their records.
 
@@ -79,6 +82,8 @@ class Batch:
         its first; the copies in the parts up to and including that segment are subtracted from this number. The
         available bytes are the free bytes of the disk plus *room_ahead*, the bytes of files that are allocated ahead
         and not used by the batch.
+
+        *surplus* lists segments without records; their files are removed first.
         """
         self._files: Files = files
         self._parts: list[tuple[Segment, PendingRecords, bool, int]] = parts
@@ -90,6 +95,7 @@ class Batch:
         self.sequence: int = sequence
         self.ids: set[int] = ids
         self.size: int = size
+        self.surplus: list[Segment] = surplus
         self.sync_times: list[int] = []
         self.finished: list[Segment] = []
         self.is_short: bool = False
@@ -100,12 +106,15 @@ class Batch:
         return [segment for segment, _, _, _ in self._parts]
 
     def run(self) -> None:
-        """Write and sync; raise OSError, after which the content of the first unfinished segment is unknown.
+        """Remove, write and sync; raise OSError, after which the content of the first unfinished segment is unknown.
 
         If `is_short`, the content is known.
         Invariant: a segment is fully on disk before the first byte of the next one is written, so only the newest can
         be torn.
         """
+        while self.surplus:
+            remove(self._files, self.surplus[-1])
+            self.surplus.pop()
         required_free = self._required_free
         for index, (segment, records, is_full, copies) in enumerate(self._parts):
             required_free -= copies
@@ -301,7 +310,7 @@ class Maintenance:
         try:
             for segment in self._to_remove:
                 self.error_message = f"cannot remove {name_of(segment.number)}: %s; its space stays in use"
-                self._remove(segment)
+                remove(self._files, segment)
                 # Otherwise a crash could undo this removal but not that of the next segment: a JOB would return without
                 # its DELETE.
                 self._sync_directory()
@@ -329,13 +338,6 @@ class Maintenance:
     def _sync_directory(self) -> None:
         if not self._is_never_synced:
             self._files.sync_directory()
-
-    def _remove(self, segment: Segment) -> None:
-        handle, segment.handle = segment.handle, None
-        if handle is not None:
-            self._files.close(handle)
-        with suppress(FileNotFoundError):
-            self._files.remove(name_of(segment.number))
 
 
 def _positions(segment: Segment, wanted: Collection[int]) -> dict[int, int]:
@@ -374,6 +376,15 @@ def create(files: Files, segment: Segment) -> None:
     segment.has_file = True
     segment.handle = files.create(name_of(segment.number), segment.capacity)
     segment.allocated = segment.capacity
+
+
+def remove(files: Files, segment: Segment) -> None:
+    """Remove the file of *segment*, if it exists; raise OSError."""
+    handle, segment.handle = segment.handle, None
+    if handle is not None:
+        files.close(handle)
+    with suppress(FileNotFoundError):
+        files.remove(name_of(segment.number))
 
 
 def timed_sync(files: Files, handle: int) -> int:

@@ -162,10 +162,17 @@ class Rewrite:
                 yield from self._record(step, budget)
                 return True
             if not self._eviction.wanted:
-                self._steps_left = len(self._log.segments)
+                self._prepare_retry()
             return False
         finally:
             self.is_planning = False
+
+    def _prepare_retry(self) -> None:
+        """Note that no step fits. The next attempt follows a maintenance, and uses all free bytes."""
+        self._steps_left = len(self._log.segments)
+        self._space.margin = 0
+        self._log.orphaned += self._log.surplus
+        self._log.surplus = []
 
     def _gather(self, budget: SliceBudget) -> Generator[None, None, None]:
         """List the jobs and entries of the failed segments, and those that have changed since.
@@ -289,13 +296,17 @@ class Rewrite:
     ) -> Generator[None, None, Step | None]:
         """Return a step, not the last one, of *copies*, *groups*, *entries* and, if they fit, *deletes*.
 
-        Return None if it does not fit without *deletes* either.
+        Return None if it does not fit without *deletes* either. The bytes of segments ahead that are too small for a
+        record count as free if the step does not fit otherwise.
         """
         for some in (deletes, []):
             step = Step(copies, groups, entries, [], some, is_last=False)
             if (yield from self._fits(step, 0, budget)):
                 return step
-        return None
+        if not self._log.ahead:
+            return None
+        self._log.give_up_ahead()
+        return (yield from self._plan_copies(copies, groups, entries, deletes, budget))
 
     def _live_jobs(self, segment: Segment, budget: SliceBudget) -> Generator[None, None, list[Job]]:
         """Return the jobs that have their newest JOB record in *segment*."""

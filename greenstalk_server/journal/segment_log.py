@@ -16,7 +16,7 @@ from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.segment import BLOCK, LARGE_BODY, DiscardingSegment, Segment
+from greenstalk_server.journal.segment import BLOCK, LARGE_BODY, DiscardingSegment, Segment, on_disk
 
 MIN_SEGMENT: Final = 4096
 """Minimum capacity of a segment in bytes, regardless of -s: its header and a few records."""
@@ -54,6 +54,7 @@ class SegmentLog:
     current         the newest segment, which takes the next record.
     unsafe          segments that are not known to be fully on disk, oldest first; `current` is the last one.
     ahead           segments allocated ahead: their files exist, and have no records yet.
+    surplus         former segments ahead, which the next batch of a rewrite removes before it creates files.
     pending_removal segments that nothing refers to, each with the number of the record that must be on disk before
                     its file is removed.
     orphaned        segments whose files are to be removed at the next maintenance: never used, abandoned after a failed
@@ -106,6 +107,7 @@ class SegmentLog:
         "recovered_sequence",
         "segments",
         "sequence",
+        "surplus",
         "tubes",
         "unsafe",
         "wants_rewrite",
@@ -131,6 +133,7 @@ class SegmentLog:
         self.current: Segment = DiscardingSegment()
         self.unsafe: list[Segment] = [self.current]
         self.ahead: deque[Segment] = deque()
+        self.surplus: list[Segment] = []
         self.pending_removal: deque[tuple[int, Segment]] = deque()
         self.orphaned: list[Segment] = []
         self.evictable: deque[int] = deque()
@@ -183,6 +186,12 @@ class SegmentLog:
         ahead = sorted([*self.ahead, *created], key=lambda segment: segment.number)
         self.ahead = deque([segment for segment in ahead if segment.number > self.newest])
         self.orphaned += [segment for segment in ahead if segment.number <= self.newest]
+
+    def give_up_ahead(self) -> None:
+        """Make the segments ahead surplus: new segments may take their bytes of the disk."""
+        self.surplus += self.ahead
+        self.free += sum([on_disk(segment.allocated) for segment in self.ahead])
+        self.ahead.clear()
 
     def finish(self, segment: Segment) -> None:
         """Note that *segment* is full, and completely on disk."""
@@ -488,13 +497,14 @@ class SegmentLog:
 
         The next batch creates or extends the file of a segment that was begun with none, or for a large record.
         """
-        others = [*self.unsafe, *self.ahead, *self.orphaned, *[segment for _, segment in self.pending_removal]]
+        removed = [*self.surplus, *self.orphaned, *[segment for _, segment in self.pending_removal]]
+        others = [*self.unsafe, *self.ahead, *removed]
         return self.finished_bytes + sum([segment.allocated for segment in others])
 
     def count_files(self) -> int:
         """Return the number of files. The files of some segments are created only by the next batch."""
         without_file = sum([segment.number > 0 and not segment.has_file for segment in self.unsafe])
-        others = len(self.ahead) + len(self.pending_removal) + len(self.orphaned)
+        others = len(self.ahead) + len(self.surplus) + len(self.pending_removal) + len(self.orphaned)
         return len(self.segments) - without_file + others
 
 

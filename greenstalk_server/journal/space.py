@@ -56,7 +56,7 @@ class Space:
 
     refusal     why the last segment could not be allocated.
     known_free  bytes of the disk that were free when last measured.
-    margin      bytes that `measure_free` counts as used.
+    margin      bytes that `measure_free` counts as used, until a rewrite is complete or no step of it fits.
     """
 
     def __init__(self, files: Files, segment_log: SegmentLog, shown_max_size: int, *, is_never_synced: bool) -> None:

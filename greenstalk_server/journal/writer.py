@@ -358,6 +358,7 @@ class JournalWriter:
                 size += segment.used - segment.written
                 copies += segment.pending_copies
                 segment.pending_copies = 0
+        surplus, log.surplus = log.surplus, []
         return Batch(
             self._files,
             parts,
@@ -369,6 +370,7 @@ class JournalWriter:
             self._space.compaction_room(copies) if len(parts) > 1 and not log.wants_rewrite else 0,
             sum([segment.capacity for segment in log.ahead]),
             size,
+            surplus,
         )
 
     def complete_batch(self, batch: Batch) -> None:
@@ -452,6 +454,7 @@ class JournalWriter:
         log, is_short = self._log, batch is not None and batch.is_short
         if batch is not None:
             self._note_finished(batch)
+            log.orphaned += batch.surplus
         if is_short and not log.wants_rewrite and error.errno in NO_SPACE_ERRNOS:
             self._space.note_full(error)
         else:

@@ -94,6 +94,7 @@ class Disk:
     calls       number of calls that change the disk, failed ones included.
     before      called with the name of each such call before it takes effect; may raise the error of the call.
     capacity    maximum bytes of all files together.
+    block       bytes that a file takes at a time.
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
@@ -101,6 +102,7 @@ class Disk:
         self.calls: int = 0
         self.before: Callable[[str], None] = no_fault
         self.capacity: int = UNLIMITED
+        self.block: int = 1
         self.random: Random = seeded(0)
         self._names: dict[str, Inode] = {}
         self._stable_names: dict[str, Inode] = {}
@@ -127,7 +129,7 @@ class Disk:
         self._change("create")
         if name in self._names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-        if self.used + size > self.capacity:
+        if self.used + self._allocated(size) > self.capacity:
             raise os_error(errno.ENOSPC, name)
         inode = Inode()
         inode.resize(size)
@@ -140,7 +142,7 @@ class Disk:
     def grow(self, handle: int, size: int) -> None:
         self._change("grow")
         inode = self._handles[handle]
-        if self.used + size - len(inode.cached) > self.capacity:
+        if self.used + self._allocated(size) - self._allocated(len(inode.cached)) > self.capacity:
             raise os_error(errno.ENOSPC, "grow")
         inode.resize(size)
 
@@ -199,7 +201,7 @@ class Disk:
     @property
     def used(self) -> int:
         """Bytes of all files, including removed ones that are still open."""
-        return sum(len(inode.cached) for inode in {*self._names.values(), *self._handles.values()})
+        return sum(self._allocated(len(inode.cached)) for inode in {*self._names.values(), *self._handles.values()})
 
     @property
     def open_files(self) -> int:
@@ -220,6 +222,10 @@ class Disk:
             for inode in changes[: chance.prefix_of(len(changes))]:
                 _put(names, name, inode)
         return Disk({name: inode.after_crash(chance) for name, inode in names.items()})
+
+    def _allocated(self, size: int) -> int:
+        """Return the bytes that a file of *size* bytes takes."""
+        return -(-size // self.block) * self.block
 
     def _change(self, call: str) -> None:
         self.calls += 1

@@ -1,0 +1,79 @@
+"""A full disk on which a segment holds one job: a rewrite needs the last bytes, and they are enough."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from greenstalk_server.core.operations import finishing, kicking, reserving
+from greenstalk_server.journal.segment import BLOCK
+from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
+from tests.journal.workload import Bench
+
+SEGMENT = 16384
+BODY = SEGMENT - 84
+"""The record of such a body, and the header of its segment, exceed SEGMENT."""
+
+FULL_TURNS = 5
+"""Rounds of the committer's tasks after which nothing is due on a full disk."""
+
+pytestmark = pytest.mark.usefixtures("ignore_warnings")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """A bench whose disk is full of jobs that take a segment each."""
+    disk = Disk()
+    disk.capacity, disk.block = 30 * SEGMENT, BLOCK
+    bench = Bench(disk, seeded(0), max_size=SEGMENT)
+    while bench.put(BODY, delay=0):
+        assert bench.commit()
+        bench.run_maintenance()
+    bench.settle(FULL_TURNS)
+    assert bench.journal.is_full
+    return bench
+
+
+def bury_and_kick(bench: Bench, id: int) -> None:
+    """Reserve, bury and kick the job *id*."""
+    client = bench.clients[0]
+    assert reserving.reserve_job(bench.broker, client, id, bench.now)
+    assert finishing.bury(bench.broker, client, id, 5, bench.now)
+    assert kicking.kick_job(bench.broker, id, bench.now)
+
+
+def test_rewrite_uses_the_space_of_two_segments_ahead_for_a_larger_one(bench: Bench) -> None:
+    """The batch has no room for the copy of a job, and returns a segment ahead after the next one was created."""
+    disk, journal, jobs = bench.disk, bench.journal, list(bench.broker.jobs)
+    while journal.stats().bytes_recorded - journal.stats().bytes_live < SEGMENT:
+        bury_and_kick(bench, jobs[0])
+        assert bench.commit()
+    bench.run_maintenance()
+    disk.create("filler", disk.free() - SEGMENT)
+    journal.compact(1)
+    bench.run_maintenance()
+    assert disk.free() == 0
+    assert bench.commit()
+    bench.settle(FULL_TURNS)
+    bench.check_recorded()
+    bench.check_after_crash(disk.crash(Chance(bench.random, 0.0)))
+
+
+@pytest.mark.parametrize("call", ["create", "grow"])
+def test_rewrite_continues_after_a_file_had_no_room_though_the_disk_reported_it(bench: Bench, call: str) -> None:
+    """Another file took the room meanwhile, and was removed later."""
+    jobs = list(bench.broker.jobs)
+    fault = Fault(1, errno.ENOSPC, is_lasting=False, calls=(call,))
+    while not fault.has_triggered:
+        for id in jobs:
+            bury_and_kick(bench, id)
+        bench.disk.before = lambda name: fault(name) if bench.journal.wants_rewrite else None
+        bench.commit()
+        bench.run_maintenance()
+    assert bench.journal.wants_rewrite
+    bench.disk.before = no_fault
+    bench.settle(FULL_TURNS)
+    assert bench.journal.write_error is None
+    bench.check_recorded()
+    bench.check_after_crash(bench.disk.crash(Chance(bench.random, 0.0)))
