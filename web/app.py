@@ -194,7 +194,7 @@ def create_dashboard(
     commit = commit if commit is not None else _nothing_to_commit
     app = _create_app(options, broker)
     requests = measure_requests(app)  # before the guard, so that refused requests are timed too
-    store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory)
+    store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory, broker)
     audit = Audit(clock, store)
     guard = Guard(options, broker.facts.hostname, clock, audit, store, has_login=True)
     guard.init_app(app)
@@ -342,12 +342,13 @@ def create_dashboard(
     return dashboard
 
 
-def _local_store(directory: str | None) -> Store:
-    """Return the store in the file of *directory*, or in memory."""
+def _local_store(directory: str | None, broker: Broker) -> Store:
+    """Return the store in the file of *directory*, beside the journal of *broker*, or in memory."""
     rows = SqliteRows(directory)
     if directory is None:
         return Store(rows, is_kept=False)
-    return Store(rows, is_kept=True, prepare=partial(migrate, directory, rows))
+    prepare = partial(migrate, directory, rows)
+    return Store(rows, is_kept=True, prepare=prepare, is_disk_full=lambda: broker.journal.stats().is_full)
 
 
 def _create_app(options: WebOptions, broker: Broker) -> Flask:

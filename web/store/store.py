@@ -1,7 +1,8 @@
 """The rows of one server: changes are written in the background, and reads see them at once.
 
 A greenlet writes the changes of all features, in one transaction at a time, in a native thread. While the disk or the
-database fails, changes stay in memory, at most MAX_PENDING bytes, and are written later.
+database fails, or the disk is full for the journal, changes stay in memory, at most MAX_PENDING bytes, and are written
+later.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ RETRY_INTERVAL: Final = 5.0
 FLUSH_TIMEOUT: Final = 2.0
 """Seconds that `flush` waits for the storage."""
 
+DISK_FULL: Final = "the disk is full, and the rest of it is reserved for the journal"
+
 log = logging.getLogger(__name__)
 
 RowKey = tuple[str, int, bytes]
@@ -41,13 +44,24 @@ class Store:
     last_error      why the last attempt to read or write failed; empty if it did not.
     """
 
-    def __init__(self, rows: Rows, *, is_kept: bool, prepare: Callable[[], None] = lambda: None) -> None:
-        """*prepare* is called in a native thread before the rows are read; it may raise OSError."""
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        is_kept: bool,
+        prepare: Callable[[], None] = lambda: None,
+        is_disk_full: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """*prepare* is called in a native thread before the rows are read; it may raise OSError.
+
+        *is_disk_full* returns whether a journal on the same disk needs the rest of the disk.
+        """
         self.is_kept: bool = is_kept
         self.is_restored: bool = False
         self.last_error: str = ""
         self._rows: Rows = rows
         self._prepare: Callable[[], None] = prepare
+        self._is_disk_full: Callable[[], bool] = is_disk_full
         self._pending: dict[RowKey, bytes | None] = {}
         self._pending_size: int = 0
         self._writing: dict[RowKey, bytes | None] = {}
@@ -174,7 +188,10 @@ class Store:
                 self._retry_now.wait(RETRY_INTERVAL)
 
     def _write_batch(self) -> None:
-        """Write what is pending in one transaction. Switches."""
+        """Write what is pending in one transaction, if there is room. Switches."""
+        if self._is_disk_full():
+            self._report_unwritten(DISK_FULL)
+            return
         self._writing, self._pending, self._pending_size = self._pending, {}, 0
         trims = self._trims
         try:
@@ -183,7 +200,7 @@ class Store:
             kept = {key: data for key, data in self._writing.items() if key[1] > self._trims.get(key[0], -1)}
             self._pending = kept | self._pending
             self._pending_size = sum(map(_size, self._pending.values()))
-            self._report(f"cannot be written: {error}; changes stay in memory, and are written later")
+            self._report_unwritten(str(error))
         else:
             self._trims = {kind: last for kind, last in self._trims.items() if trims.get(kind) != last}
             self._note_success()
@@ -196,6 +213,9 @@ class Store:
         if self._lost:
             log.error("dashboard: %d changes were lost, because too many waited to be saved", self._lost)
         self.last_error, self._lost = "", 0
+
+    def _report_unwritten(self, reason: str) -> None:
+        self._report(f"cannot be written: {reason}; changes stay in memory, and are written later")
 
     def _report(self, error: str) -> None:
         """Set `last_error`, and log it if it is new."""
