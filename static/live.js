@@ -96,6 +96,11 @@ function setFigure(element, text) {
     return;
   }
   const place = element.querySelector("[data-text]") ?? element;
+  if (place.dataset.state !== undefined) {
+    [place.dataset.state] = text.split(" ", 1); // the rest is the label of the chip
+    setText(place, text.slice(place.dataset.state.length + 1));
+    return;
+  }
   if (place.textContent !== text) {
     place.textContent = text;
     element.classList.toggle("zero", text === "0" || text === "–");
@@ -242,6 +247,23 @@ class Table {
 const parts = new Map([...document.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, new Part(part)]));
 const tables = new Map([...document.querySelectorAll("[data-rows]")].map((body) => [body.dataset.rows, new Table(body)]));
 
+const title = document.title.replace(/^\([^)]*\) /, ""); // without the count before it
+
+// Shows the counts of the navigation, and the worst severity, also in the title and the icon of the page.
+function showBadges(badges) {
+  for (const element of document.querySelectorAll("[data-badge]")) {
+    setText(element, badges[element.dataset.badge] ?? element.textContent);
+  }
+  if (badges.alerts !== undefined) {
+    document.title = badges.alerts === "" ? title : `(${badges.alerts}) ${title}`;
+  }
+  if (badges.severity !== undefined) {
+    document.documentElement.dataset.severity = badges.severity;
+    const icon = document.querySelector("link[rel=icon]");
+    icon.href = icon.href.replace(/favicon[a-z-]*/, badges.severity === "" ? "favicon" : `favicon-${badges.severity}`);
+  }
+}
+
 function takeIn(news) {
   for (const [name, rows] of Object.entries(news.rows ?? {})) {
     tables.get(name)?.show(rows);
@@ -265,6 +287,9 @@ function takeIn(news) {
     if (isShown !== undefined) {
       element.hidden = !isShown;
     }
+  }
+  if (news.badges !== undefined) {
+    showBadges(news.badges);
   }
   document.dispatchEvent(new CustomEvent("live", { detail: news }));
 }

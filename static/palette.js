@@ -58,7 +58,7 @@
   function pages() {
     return [...document.querySelectorAll(".pages a, .user-menu a")].map((link) => ({
       kind: "Page",
-      label: link.textContent.trim(),
+      label: link.firstChild.textContent.trim(), // without the count after it
       run: go(link.href),
     }));
   }

@@ -41,6 +41,7 @@ from greenstalk_server.web.features.audit import api as audit_api
 from greenstalk_server.web.features.audit.pages import AuditPages
 from greenstalk_server.web.features.conditions import api as conditions_api
 from greenstalk_server.web.features.conditions.acknowledgements import Acknowledgements
+from greenstalk_server.web.features.conditions.badges import register_badges
 from greenstalk_server.web.features.conditions.changes import AcknowledgementChanges
 from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
@@ -290,6 +291,7 @@ def create_dashboard(
         OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
     AlertPages(alerts, alert_changes, attention_model, clock).init_app(app, live)
     AttentionPages(attention_model, acknowledging, tube_errors.worst_by_tube, clock).init_app(app, live)
+    register_badges(app, live, attention_model, broker)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
     tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved)
@@ -378,6 +380,7 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     notice          the outcome of the change that led to this page, from its URL; None if there was no change.
     sent            the form that was refused, for its page.
     principal         the principal and their permissions.
+    sees_alerts     whether the principal may see the receivers of alerts.
     navigation      endpoint and label of each page that the principal may see.
     """
     pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
@@ -385,14 +388,14 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
         pages.insert(2, ("errors", "Errors"))
     if principal().sees_all:
         pages.append(("policies", "Policies"))
-    if sees_alerts():
-        pages.append(("alerts", "Alerts"))
+    pages.append(("attention", "Alerts"))
     if options.peers() and sees_servers():
         pages.append(("servers", "Servers"))
     return {
         "notice": notice(request.args),
         "sent": NOTHING_SENT,
         "principal": principal(),
+        "sees_alerts": sees_alerts(),
         "navigation": [*pages, ("audit", "Audit")] if principal().sees_audit else pages,
     }
 

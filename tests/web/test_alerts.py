@@ -652,7 +652,7 @@ def test_viewer_sees_no_alerts(visit: Callable[..., FlaskClient]) -> None:
     assert client.get("/alerts", headers=viewer).status_code == 403
     assert client.get("/api/v1/alerts", headers=viewer).status_code == 403
     assert client.post("/alerts/test", headers=viewer | SAME_ORIGIN).status_code == 403
-    assert ">Alerts<" not in client.get("/", headers=viewer).text
+    assert 'href="/alerts"' not in client.get("/attention", headers=viewer).text
 
 
 def test_metrics_count_messages(visited: FlaskClient, server: Server) -> None:

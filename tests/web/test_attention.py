@@ -620,6 +620,9 @@ def test_panel_shows_the_five_worst_tubes_and_counts_the_others(queue: Queue, cl
         monitor.tick()
         queue.now += 10 * SECOND
     page = " ".join(client.get("/").text.split())
+    assert "<title>(1,300) Tubes" in page
+    assert 'data-badge="alerts">1,300<' in page
+    assert 'favicon-warning.svg"' in page
     assert page.count('class="condition"') == 6
     assert '<a class="sentence" href="/attention">1,295 more</a>' in page
     assert "1,300 warnings" in page

@@ -510,6 +510,9 @@ def test_admin_sees_the_traces(world: World) -> None:
 def test_operator_acts_on_own_tubes(world: World) -> None:
     ready, _, buried = world.jobs["billing.invoice"]
     client, broker = world.client, world.queue.broker
+    assert broker.totals.buried > 1
+    for headers, count in ((world.as_operator, 1), (world.as_admin, broker.totals.buried)):
+        assert f'data-badge="errors">{count}<' in client.get("/search", headers=headers).text
     for path, values in (
         ("/tube/pause", {"tube": "billing.invoice", "seconds": "60"}),
         ("/tube/put", NEW_JOB | {"tube": "billing.new"}),

@@ -72,6 +72,14 @@ def rough_size(count: int) -> str:
     return f"{value:.0f}{NBSP}{unit}" if unit == "bytes" or value >= 100 else f"{value:.1f}{NBSP}{unit}"
 
 
+def rough_number(value: int) -> str:
+    """Return *value* in at most five characters below 10 billion: `9,999`, `12k`, `3.4M`."""
+    if value < 10_000:
+        return number(value)
+    size, unit = (1e3, "k") if value < 1_000_000 else (1e6, "M")
+    return f"{value / size:.1f}{unit}" if value < 10 * size else f"{value // size:.0f}{unit}"
+
+
 def rate(value: float) -> str:
     """Return a rate per second: `0`, `0.1`, `12`, `1,234`."""
     if 0 < value < 10:

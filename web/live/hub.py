@@ -8,6 +8,7 @@ may have these keys:
     parts       {name: escaped HTML} for the elements `data-part`.
     shown       {name: bool}: whether the elements `data-shown` are visible.
     series      {name: numbers} for charts.
+    badges      {name: text}: the counts in the navigation, which each page has (features/conditions/badges.py).
 
 `/live?page=NAME` returns the whole state once. `/events?page=NAME` is a stream of server-sent events: first the whole
 state, then only the changes. For a table whose rows have changed, an event has an object instead of the list: `changed`
@@ -194,6 +195,7 @@ class LiveHub:
         self._app: Flask = app
         self._clock: Clock = clock
         self._pages: dict[str, Render] = {}
+        self._in_all: dict[str, Callable[[], State]] = {}
         self._topics: dict[TopicKey, Topic] = {}
         self._streams: dict[Stream, None] = {}
         self._beginning: dict[TopicKey, Event] = {}
@@ -207,6 +209,10 @@ class LiveHub:
         """Register *render* for the live state of the page *name*."""
         assert name not in self._pages
         self._pages[name] = render
+
+    def add_to_all(self, key: str, render: Callable[[], State]) -> None:
+        """Add the result of *render*, which obeys the rules of Render, to the state of every page as *key*."""
+        self._in_all[key] = render
 
     def stop(self) -> None:
         """End all streams, and refuse new ones. Does not switch."""
@@ -224,7 +230,7 @@ class LiveHub:
     def live(self) -> Response:
         """`/live?page=`, plus the arguments of the page: its live state, once."""
         page, args = self._page_args()
-        return Response(encoded(self._pages[page](args, self._clock())), mimetype="application/json")
+        return Response(encoded(self._state(page, args)), mimetype="application/json")
 
     def events(self) -> Response:
         """`/events?page=`, plus the arguments of the page: a stream of its live state and changes. May switch."""
@@ -257,7 +263,7 @@ class LiveHub:
         """Render *topic*, while other requests for it wait: they share this state, or the next one. Switches."""
         begun = self._beginning[topic.key] = Event()
         try:
-            topic.take(self._pages[topic.page](topic.args, self._clock()))
+            topic.take(self._state(topic.page, topic.args))
         finally:
             del self._beginning[topic.key]
             begun.set()
@@ -344,7 +350,7 @@ class LiveHub:
         new, has_changed = [stream for stream in topic.streams if stream.is_new], True
         try:
             with self._request_context(topic):
-                state = self._pages[topic.page](topic.args, self._clock())
+                state = self._state(topic.page, topic.args)
         except NotFound:
             self._forget(topic)
             topic.is_gone = True
@@ -360,6 +366,10 @@ class LiveHub:
             stream.wake.set()
             if count % WAKE_BATCH == 0:
                 gevent.sleep(WAKE_INTERVAL)
+
+    def _state(self, page: str, args: Mapping[str, str]) -> State:
+        """Return the live state of *page* for the principal of the context. May switch."""
+        return self._pages[page](args, self._clock()) | {key: render() for key, render in self._in_all.items()}
 
     def _forget(self, topic: Topic) -> None:
         """Remove *topic*, so that the next request starts a new one, in case its subject comes back."""

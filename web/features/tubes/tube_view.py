@@ -87,13 +87,16 @@ class TubeView:
 
     @property
     def attention(self) -> str:
-        """Its worst condition, or a state that is not a problem, such as a pause; may be empty."""
+        """The severity and the label of its worst condition, or `info` and a state that is not a problem; may be empty.
+
+        The severity is the first word.
+        """
         if self._worst is not None:
-            return self._worst.measure.kind.label
+            return f"{self._worst.measure.severity} {self._worst.measure.kind.label}"
         if hold := hold_label(self.tube, self.now):
-            return "at max. reserved" if hold == "max_reserved" else "at rate limit"
+            return "info at max. reserved" if hold == "max_reserved" else "info at rate limit"
         if self.tube.job_count and self.is_dead_letter:
-            return "dead letters"
+            return "info dead letters"
         return ""
 
     @property
@@ -138,7 +141,7 @@ class Column:
     key             its CSS class, and its name in URLs.
     text            returns the text of a cell.
     rank            returns the sort key; a key of None sorts last. Without *rank* the column is not sortable.
-    kind            `text`, `badge`, or `path` for a sparkline.
+    kind            `text`, `path` for a sparkline, or `badge` for a text whose first word is the state of a chip.
     """
 
     label: str
