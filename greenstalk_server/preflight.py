@@ -25,9 +25,8 @@ from greenstalk_server.config.validation import refuse_equal_passwords
 from greenstalk_server.journal import beanstalkd
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import LOCK_NAME, directory_error, holder_of
-from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, NewerVersion, decode_segment_header
+from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, OtherVersion, decode_segment_header
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.journal.startup import LATER_VERSION
 from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, try_listening
 from greenstalk_server.net.tls import load_certificate, load_client_ca
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, EXIT_USAGE, StartError
@@ -239,8 +238,8 @@ def _segment_findings(directory: str, names: list[str]) -> Iterator[StartError]:
             continue
         try:
             decode_segment_header(files.read(name, SEGMENT_HEADER_SIZE))
-        except NewerVersion:
-            yield StartError(LATER_VERSION, EXIT_JOURNAL)
+        except OtherVersion as error:
+            yield StartError(error.advice, EXIT_JOURNAL)
             return
         except BadSegment:  # damaged or without a header: recovery handles both
             pass

@@ -236,7 +236,7 @@ class Candidate(Generic[Q]):
     def run(self, stopping: Event) -> Leadership | None:
         """Follow until this server leads with all jobs in its broker; return None if *stopping* is set. Switches.
 
-        Raise StartError if the journal was written by a later version. Raise OSError if the database cannot be read
+        Raise StartError if the journal was written by another version. Raise OSError if the database cannot be read
         during a takeover; the process must then execute its program again.
         """
         self._is_stopping = stopping.is_set

@@ -252,7 +252,7 @@ A server that is started by a systemd socket unit uses the sockets of the unit, 
 
 EXIT_CODES: Final = """\
 Exit codes: 0 stopped, or command succeeded; 1 the journal to check, export or import is damaged; 5 usage;
-10 journal directory or database unusable (for example missing, locked, unreadable, written by a later
+10 journal directory or database unusable (for example missing, locked, unreadable, written by another
 version, or damaged with --strict-recovery), or no standby to hand over to; 33 no such user; 34 no
 permission to become the user; 75 internal error in the running server; 111 cannot listen.
 """

@@ -30,9 +30,9 @@ MAX_ATTEMPTS: Final = 20
 KINDS: Final = {
     "job": record.JOB_KINDS,
     "group": (record.GROUP,),
-    "update": (record.UPDATE, record.UPDATE_WITH_EVENT),
+    "update": (record.UPDATE,),
     "move": (record.MOVE,),
-    "reserve": (record.RESERVE, record.RESERVE_WITH_EVENT),
+    "reserve": (record.RESERVE,),
     "delete": (record.DELETE,),
     "pause": (record.PAUSE,),
     "policy": (record.POLICY,),
@@ -73,7 +73,7 @@ class Report:
     @property
     def exit_code(self) -> int:
         """Exit code of the command: EXIT_JOURNAL if every start would fail, EXIT_DAMAGED if a strict one would."""
-        if not self.recovery.is_readable or self.source.unknown_versions or self.taken:
+        if self.recovery.refusal or self.source.unknown_versions or self.taken:
             return EXIT_JOURNAL
         return EXIT_OK if self.recovery.is_sound and self.source.is_sound else EXIT_DAMAGED
 
@@ -167,7 +167,7 @@ def _kinds(segment: ReplayedSegment, data: bytes, damage: list[Damage]) -> Itera
 
 def describe(report: Report) -> list[str]:
     """Return *report* as lines for an operator."""
-    refused = "CANNOT BE IMPORTED" if report.recovery.is_readable else "WRITTEN BY A LATER VERSION"
+    refused = "WRITTEN BY ANOTHER VERSION" if report.recovery.refusal else "CANNOT BE IMPORTED"
     state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_JOURNAL: refused}[report.exit_code]
     return [
         f"{report.directory}: {state}",
@@ -238,8 +238,8 @@ def _damage(recovery: Recovery) -> Iterator[str]:
             is_rewritten = numbers([damage.file]) < last
             how = "rewritten after a disk failure" if is_rewritten else "torn by a crash"
         yield f"{how}: {damage}"
-    if not recovery.is_readable:
-        yield "a start would fail: a later version has written the journal; start that version"
+    if recovery.refusal:
+        yield f"a start would fail: {recovery.refusal}"
 
 
 def _import(report: Report) -> Iterator[str]:

@@ -28,17 +28,13 @@ except ImportError:  # not compiled
 MAGIC: Final = b"GSJOURNL"
 VERSION: Final = 4
 
+LATER_VERSION: Final = "a later version of the server has written the journal; use that version"
+EARLIER_VERSION: Final = (
+    "a version of the server before 0.2 has written the journal; export it with that version, and import the archive"
+)
+
 JOB: Final = 1
 """A whole job, including its body, with no events."""
-
-UPDATE: Final = 2
-"""A job's state, pri, delay, deadline and counts. Version 1 only."""
-
-RESERVE: Final = 3
-"""A job was reserved, or its reservation timed out: the counts of both. Version 1 only.
-
-After a restart of the server the job is ready.
-"""
 
 DELETE: Final = 4
 PAUSE: Final = 5
@@ -50,9 +46,13 @@ IMPORT_UNDO: Final = 8
 """Jobs after an IMPORT_BEGIN count only if an IMPORT_END follows. An IMPORT_UNDO instead discards them."""
 
 JOB_WITH_EVENTS: Final = 9
-UPDATE_WITH_EVENT: Final = 10
-RESERVE_WITH_EVENT: Final = 11
-"""Like kinds 1 to 3, plus events: the full history in a JOB record, the one new event in the others."""
+"""Like JOB, plus the job's events."""
+
+UPDATE: Final = 10
+"""A job's state, pri, delay, deadline and counts, and the event that has changed them."""
+
+RESERVE: Final = 11
+"""A job was reserved, or its reservation ended without a command: the counts of both, and the event."""
 
 IDS: Final = 12
 """The next job id. It may be lower than an earlier recorded one if reserved ids were not used."""
@@ -61,7 +61,7 @@ JOB_WITH_ATTRIBUTES: Final = 13
 """Like JOB_WITH_EVENTS, plus attributes (see job_attributes)."""
 
 MOVE: Final = 14
-"""Like UPDATE_WITH_EVENT, plus the job's tube and all of its attributes."""
+"""Like UPDATE, plus the job's tube and all of its attributes."""
 
 GROUP: Final = 15
 """The next records, all of jobs, take effect only if all of them are there."""
@@ -107,26 +107,20 @@ PREFIX_SIZE: Final = _PREFIX.size
 JOB_FIELDS: Final = struct.Struct("<QIQQQQIIIIIBB")
 """id, pri, delay, ttr, created_at, deadline, reserves, timeouts, releases, buries, kicks, state, length of name."""
 
-UPDATE_FIELDS: Final = struct.Struct("<QIQQIIIIIB")
-"""id, pri, delay, deadline, reserves, timeouts, releases, buries, kicks, state."""
+UPDATE_FIELDS: Final = struct.Struct(f"<QIQQIIIIIB{job_history.EVENT.size}s")
+"""id, pri, delay, deadline, reserves, timeouts, releases, buries, kicks, state, event."""
 
-RESERVE_FIELDS: Final = struct.Struct("<QII")
-"""id, reserves, timeouts."""
+RESERVE_FIELDS: Final = struct.Struct("<QII" + job_history.EVENT.format[1:])
+"""id, reserves, timeouts; time, kind and client of the event."""
 
 JOB_WITH_EVENTS_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "B")
 """The fields of JOB, then the length of the events, which are between the name and the body."""
 
-UPDATE_WITH_EVENT_FIELDS: Final = struct.Struct(f"{UPDATE_FIELDS.format}{job_history.EVENT.size}s")
-"""The fields of UPDATE, then the event."""
-
-RESERVE_WITH_EVENT_FIELDS: Final = struct.Struct(RESERVE_FIELDS.format + job_history.EVENT.format[1:])
-"""The fields of RESERVE, then the event: time, kind, number of the client."""
-
 JOB_WITH_ATTRIBUTES_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "BH")
 """The fields of JOB, then the lengths of the events and attributes, which stand between the name and the body."""
 
-MOVE_FIELDS: Final = struct.Struct(UPDATE_WITH_EVENT_FIELDS.format + "B")
-"""The fields of UPDATE_WITH_EVENT, then the length of the tube's name; the name and the attributes follow."""
+MOVE_FIELDS: Final = struct.Struct(UPDATE_FIELDS.format + "B")
+"""The fields of UPDATE, then the length of the tube's name; the name and the attributes follow."""
 
 GROUP_FIELDS: Final = struct.Struct("<I")
 """number of records."""
@@ -148,40 +142,38 @@ _JOB_RECORD: Final = struct.Struct("<IQB" + JOB_FIELDS.format[1:])
 _NEW_JOB_RECORD: Final = struct.Struct("<IQBQI8xQQQ20xBB")
 """The same for a job without a delay and with all counts 0."""
 
-_UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_WITH_EVENT_FIELDS.format[1:])
+_UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_FIELDS.format[1:])
 _MOVE_RECORD: Final = struct.Struct("<IQB" + MOVE_FIELDS.format[1:])
-_RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_WITH_EVENT_FIELDS.format[1:])
+_RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_FIELDS.format[1:])
 _LENGTHS: Final = struct.Struct("<BH")
 """Lengths of the events and attributes in JOB_WITH_ATTRIBUTES."""
 _DELETE_RECORD: Final = struct.Struct("<IQB" + DELETE_FIELDS.format[1:])
 _OTHER_RECORD: Final = struct.Struct("<IQB")
 
 _JOB_LENGTH: Final = JOB_FIELDS.size
-_UPDATE_LENGTH: Final = UPDATE_WITH_EVENT_FIELDS.size
+_UPDATE_LENGTH: Final = UPDATE_FIELDS.size
 _MOVE_LENGTH: Final = MOVE_FIELDS.size
 _DELETE_LENGTH: Final = DELETE_FIELDS.size
-_RESERVE_LENGTH: Final = RESERVE_WITH_EVENT_FIELDS.size
+_RESERVE_LENGTH: Final = RESERVE_FIELDS.size
 _EVENT_SIZE: Final = job_history.EVENT.size
 
 _JOB_OVERHEAD: Final = HEADER_SIZE + JOB_FIELDS.size
 DELETE_SIZE: Final = HEADER_SIZE + DELETE_FIELDS.size
-UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_WITH_EVENT_FIELDS.size
-RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_WITH_EVENT_FIELDS.size
+UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_FIELDS.size
+RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_FIELDS.size
 IDS_SIZE: Final = HEADER_SIZE + IDS_FIELDS.size
 GROUP_SIZE: Final = HEADER_SIZE + GROUP_FIELDS.size
 
 MIN_PAYLOAD: Final = {
     JOB: JOB_FIELDS.size,
-    UPDATE: UPDATE_FIELDS.size,
-    RESERVE: RESERVE_FIELDS.size,
     DELETE: DELETE_FIELDS.size,
     PAUSE: PAUSE_FIELDS.size,
     IMPORT_BEGIN: 0,
     IMPORT_END: 0,
     IMPORT_UNDO: 0,
     JOB_WITH_EVENTS: JOB_WITH_EVENTS_FIELDS.size,
-    UPDATE_WITH_EVENT: UPDATE_WITH_EVENT_FIELDS.size,
-    RESERVE_WITH_EVENT: RESERVE_WITH_EVENT_FIELDS.size,
+    UPDATE: UPDATE_FIELDS.size,
+    RESERVE: RESERVE_FIELDS.size,
     IDS: IDS_FIELDS.size,
     JOB_WITH_ATTRIBUTES: JOB_WITH_ATTRIBUTES_FIELDS.size,
     MOVE: MOVE_FIELDS.size,
@@ -220,8 +212,15 @@ class BadSegment(Exception):
     """A file does not begin with a segment header that this version reads; str() says why."""
 
 
-class NewerVersion(BadSegment):
-    """A later version has written the segment. An earlier version must not continue without its content."""
+class OtherVersion(BadSegment):
+    """Another version of the server has written the segment. No start may continue without its content.
+
+    advice  says what to do with the journal.
+    """
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"format version {version}, but this server reads only version {VERSION}")
+        self.advice: str = EARLIER_VERSION if version < VERSION else LATER_VERSION
 
 
 def decode_segment_header(data: bytes) -> SegmentHeader:
@@ -233,8 +232,8 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
         raise BadSegment("does not start with the magic bytes of a journal segment")
     if crc32(data[: _SEGMENT.size]) != int.from_bytes(data[_SEGMENT.size : SEGMENT_HEADER_SIZE], "little"):
         raise BadSegment("the checksum of its header does not match")
-    if not 1 <= version <= VERSION:
-        raise NewerVersion(f"format version {version}, but this server reads 1 to {VERSION}")
+    if version != VERSION:
+        raise OtherVersion(version)
     if first_sequence >> BITS or next_id > ID_LIMIT:
         raise BadSegment("its header has an impossible sequence number or job id")
     return SegmentHeader(salt, number, first_sequence, next_id)
@@ -382,7 +381,7 @@ class Encoder:
             fields = _UPDATE_RECORD.pack(
                 _UPDATE_LENGTH,
                 sequence,
-                UPDATE_WITH_EVENT,
+                UPDATE,
                 job.id,
                 job.pri,
                 job.delay,
@@ -435,7 +434,7 @@ class Encoder:
             fields = _RESERVE_RECORD.pack(
                 _RESERVE_LENGTH,
                 sequence,
-                RESERVE_WITH_EVENT,
+                RESERVE,
                 job.id,
                 job.reserves,
                 job.cold.timeouts,
@@ -453,7 +452,7 @@ class Encoder:
         event = job_history.last(job.events)
         try:
             fields = _RESERVE_RECORD.pack(
-                _RESERVE_LENGTH, sequence, RESERVE_WITH_EVENT, job.id, job.reserves, job.timeouts, *event
+                _RESERVE_LENGTH, sequence, RESERVE, job.id, job.reserves, job.timeouts, *event
             )
         except struct.error:
             _clamp_counts(job)

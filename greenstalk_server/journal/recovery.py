@@ -24,7 +24,7 @@ from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
-from greenstalk_server.journal.record import BadSegment, NewerVersion
+from greenstalk_server.journal.record import BadSegment, OtherVersion
 from greenstalk_server.journal.replayed_segment import (
     NOT_REWRITTEN,
     UNKNOWN_SEQUENCE,
@@ -38,8 +38,7 @@ from greenstalk_server.journal.replayed_segment import (
 
 _JOB_AT: Final = record.HEADER_SIZE
 _NAME_AT: Final = record.HEADER_SIZE + record.JOB_FIELDS.size
-_EVENT_AFTER_UPDATE: Final = record.HEADER_SIZE + record.UPDATE_FIELDS.size
-_EVENT_AFTER_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size
+_EVENT_OF_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size - job_history.EVENT.size
 _AFTER_MOVE: Final = record.HEADER_SIZE + record.MOVE_FIELDS.size
 _LENGTHS: Final = struct.Struct("<BH")
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
@@ -70,7 +69,7 @@ class Recovery:
     entries     number of the segment with the newest record of each policy, pause and key, and bytes of the record.
     highest_number  highest number of a segment file, whatever it contains.
     sequence    number of the last record.
-    is_readable all segments are of a version that this server reads.
+    refusal     why no start reads the journal, and what to do; "" if all segments are of this server's version.
     is_import_open  after `settle`: an import had begun and not ended.
     returned    after `settle`: the jobs whose reservations it has ended; their last event is RETURNED.
     undone_keys after `settle`: the keys that it has undone, since the deletion that kept the key was torn before its
@@ -91,7 +90,7 @@ class Recovery:
     sequence: int = 0
     records: int = 0
     is_import_open: bool = False
-    is_readable: bool = True
+    refusal: str = ""
     returned: list[Job] = field(default_factory=list)
     undone_keys: dict[tuple[bytes, bytes], tuple[int, int]] = field(default_factory=dict)
     memory: int | None = None
@@ -120,7 +119,8 @@ class Recovery:
         try:
             header = record.decode_segment_header(data)
         except BadSegment as error:
-            self.is_readable = self.is_readable and not isinstance(error, NewerVersion)
+            if isinstance(error, OtherVersion):
+                self.refusal = error.advice
             is_torn = is_newest and not is_begun(data)
             is_oldest_unwritten = not self.segments and not is_begun(data)
             after = UNKNOWN_SEQUENCE if is_oldest_unwritten else self.sequence
@@ -371,16 +371,14 @@ class Recovery:
     def _appliers(self) -> dict[int, Callable[[bytes, int, int, ReplayedSegment], object]]:
         """Return the method for each kind except JOB, for which `_add_job` is called directly."""
         return {
-            record.UPDATE: self._update,
-            record.RESERVE: self._reserve,
             record.DELETE: self._delete,
             record.PAUSE: self._pause,
             record.IMPORT_BEGIN: self._import_begin,
             record.IMPORT_END: self._import_end,
             record.IMPORT_UNDO: self._import_aborted,
             record.JOB_WITH_EVENTS: self._job_with_events,
-            record.UPDATE_WITH_EVENT: self._update_with_event,
-            record.RESERVE_WITH_EVENT: self._reserve_with_event,
+            record.UPDATE: self._update,
+            record.RESERVE: self._reserve,
             record.IDS: self._ids,
             record.JOB_WITH_ATTRIBUTES: self._job_with_attributes,
             record.MOVE: self._move,
@@ -486,63 +484,51 @@ class Recovery:
     def _move(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         name_at = at + _AFTER_MOVE
         attributes_at = name_at + data[name_at - 1]
-        (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
-        job = self.jobs.get(id)
+        job = self._job_of(data, at)
         if job is None or attributes_at > stop:
             return
         tube = self._tube(data[name_at:attributes_at])
         if tube is None:
             return
-        if not self._update(data, at, stop, segment):
+        if not self._change(job, data, at):
             return
         job.record_extra += len(job.tube.name) - len(tube.name)
         job.tube = tube
-        job.events = job_history.join(job.events, data[at + _EVENT_AFTER_UPDATE : name_at - 1])
         job_attributes.decode_into(job, data[attributes_at:stop])
 
-    def _update(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> bool:
-        fields = record.UPDATE_FIELDS.unpack_from(data, at + _JOB_AT)
-        job = self.jobs.get(fields[0])
-        if job is None or not READY <= fields[9] <= DELAYED:
-            return False
-        if (fields[2] | (fields[3] if fields[9] == BURIED else 0)) >> record.BITS:
-            return False
-        (_, job.pri, job.delay, job.deadline) = fields[:4]
-        (job.reserves, job.timeouts, job.releases, job.buries, job.kicks, job.state) = fields[4:]
-        return True
-
-    def _update_with_event(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
-        self._update(data, at, stop, segment)
-        job = self._note_event(data, at, at + _EVENT_AFTER_UPDATE)
-        if job is not None and job_history.is_kick(job.events):
+    def _update(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+        job = self._job_of(data, at)
+        if job is not None and self._change(job, data, at) and job_history.is_kick(job.events):
             job.attempts_base = job.reserves
             job.expires_from = job_history.last(job.events).at
 
-    def _note_event(self, data: bytes, at: int, event_at: int) -> Job | None:
-        """Add the event at *event_at* to the job of the record at *at*; return the job, or None."""
+    def _job_of(self, data: bytes, at: int) -> Job | None:
+        """Return the job of the record at *at*; None if it does not exist."""
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)  # each record of a job begins with its id
-        job = self.jobs.get(id)
-        if job is not None:
-            job.events = job_history.join(job.events, data[event_at : event_at + job_history.EVENT.size])
-        return job
+        return self.jobs.get(id)
 
-    def _reserve_with_event(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
-        job = self._note_event(data, at, at + _EVENT_AFTER_RESERVE)
+    def _change(self, job: Job, data: bytes, at: int) -> bool:
+        """Apply the fields of the UPDATE or MOVE at *at* to *job*; return False if they are impossible."""
+        fields = record.UPDATE_FIELDS.unpack_from(data, at + _JOB_AT)
+        delay, deadline, state, event = fields[2], fields[3], fields[9], fields[10]
+        if not READY <= state <= DELAYED or (delay | (deadline if state == BURIED else 0)) >> record.BITS:
+            return False
+        (_, job.pri, job.delay, job.deadline) = fields[:4]
+        (job.reserves, job.timeouts, job.releases, job.buries, job.kicks, job.state) = fields[4:10]
+        job.events = job_history.join(job.events, event)
+        return True
+
+    def _reserve(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+        job = self._job_of(data, at)
         if job is None:
             return
-        _, job.reserves, job.timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
+        _, job.reserves, job.timeouts, *_ = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
+        event_at = at + _EVENT_OF_RESERVE
+        job.events = job_history.join(job.events, data[event_at : event_at + job_history.EVENT.size])
         if not job_history.is_reserved(job.events):
             job.state, job.deadline = READY, job_history.last(job.events).at
         elif job.state == READY or (job.state == DELAYED and job.deadline <= job_history.last(job.events).at):
             job.state = RESERVED  # else reserve-job took it, and `settle` restores its state
-
-    def _reserve(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
-        id, reserves, timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
-        job = self.jobs.get(id)
-        if job is not None:
-            job.state = RESERVED
-            job.reserves = reserves
-            job.timeouts = timeouts
 
     def _delete(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)

@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 OVERRIDDEN: Final = "the policy %s, set at run time, has no effect: the configuration file defines it too"
 """Log line with the name of the policy."""
 
-LATER_VERSION: Final = "a later version of the server has written the journal; start that version"
 
 IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
 IMPORT_BATCH: Final = 2**24
@@ -61,9 +60,9 @@ def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_s
 
 
 def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
-    """Raise StartError if a later version has written the journal, or if *is_strict* and it is damaged."""
-    if not recovery.is_readable:
-        raise StartError(LATER_VERSION, EXIT_JOURNAL)
+    """Raise StartError if another version has written the journal, or if *is_strict* and it is damaged."""
+    if recovery.refusal:
+        raise StartError(recovery.refusal, EXIT_JOURNAL)
     if is_strict and not recovery.is_sound:
         reasons = "; ".join(str(damage) for damage in recovery.damage)
         raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_JOURNAL)

@@ -99,8 +99,8 @@ def read_archive(files: Files, label: str, source: str | None) -> None:
 
 def _refuse_incomplete(report: Report) -> None:
     """Raise StartError if there is no journal, if a start would refuse it, or would first import jobs into it."""
-    if not report.recovery.is_readable:
-        message = f"{report.directory}: a later version has written the journal; export it with that version"
+    if report.recovery.refusal:
+        message = f"{report.directory}: {report.recovery.refusal}"
     elif report.source.jobs and not report.is_imported:
         message = f"{report.directory}: start a server on it first, so that beanstalkd's files are imported"
     elif report.recovery.is_import_open and not report.source.jobs:

@@ -20,7 +20,6 @@ from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.check import Report, inspect
-from tests.journal import version1
 from tests.journal.test_beanstalkd import V7, beanstalkd, client_of, full, header, kill, make_job
 from tests.support.daemon import TIMEOUT, Daemon, run, run_here
 from tests.support.peer import eventually
@@ -117,16 +116,6 @@ def test_jobs_are_counted_by_tube_and_state(tmp_path: Path) -> None:
     assert re.search(rf"^  {file.name}: \d+ bytes, \d+ records$", output, re.MULTILINE)
     assert re.search(r"^bytes: \d+ live of \d+ on disk$", output, re.MULTILINE)
     assert "DAMAGE" not in output
-
-
-def test_journal_of_version_1_is_sound(tmp_path: Path) -> None:
-    for name, data in version1.files().items():
-        Path(tmp_path, name).write_bytes(data)
-    code, output = check(tmp_path)
-    assert code == 0
-    assert f"{tmp_path}: sound\njournal: 3 files, 27 records\n" in output
-    assert "records: 10 job, 4 update, 7 reserve, 1 delete, 3 pause, 1 import begun, 1 import ended\n" in output
-    assert "jobs: 9\n  default: 2 ready, 0 delayed, 0 buried\n  mail: 6 ready, 0 delayed, 1 buried\n" in output
 
 
 def test_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
@@ -230,17 +219,25 @@ def test_rewrite_after_a_failed_write_is_not_damage(tmp_path: Path) -> None:
     assert "\njobs: 1\n" in output
 
 
-def test_later_version_is_reported_and_a_start_refuses_it(four_segments: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [(record.VERSION + 1, record.LATER_VERSION), (record.VERSION - 1, record.EARLIER_VERSION)],
+)
+def test_other_version_is_reported_and_a_start_refuses_it(four_segments: Path, version: int, advice: str) -> None:
     file = segments(four_segments)[1]
     data = file.read_bytes()
-    head = data[:8] + (record.VERSION + 1).to_bytes(4, "little") + data[12 : record.SEGMENT_HEADER_SIZE - 4]
+    head = data[:8] + version.to_bytes(4, "little") + data[12 : record.SEGMENT_HEADER_SIZE - 4]
     file.write_bytes(head + crc32(head).to_bytes(4, "little") + data[record.SEGMENT_HEADER_SIZE :])
     code, output = check(four_segments)
     assert code == 10
-    assert f"{four_segments}: WRITTEN BY A LATER VERSION\n" in output
-    assert f"{file.name}: format version {record.VERSION + 1}, but this server reads 1 to {record.VERSION} " in output
-    assert output.endswith("\na start would fail: a later version has written the journal; start that version\n")
-    assert run(*QUIET, "-b", str(four_segments)).returncode == 10
+    assert f"{four_segments}: WRITTEN BY ANOTHER VERSION\n" in output
+    assert f"{file.name}: format version {version}, but this server reads only version {record.VERSION} " in output
+    assert output.endswith(f"\na start would fail: {advice}\n")
+    before = {path.name: path.read_bytes() for path in four_segments.iterdir()}
+    start = run(*QUIET, "-b", str(four_segments))
+    assert start.returncode == 10
+    assert advice in start.stderr
+    assert {path.name: path.read_bytes() for path in four_segments.iterdir()} == before
 
 
 def test_interrupted_import_is_ignored(tmp_path: Path) -> None:

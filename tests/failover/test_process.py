@@ -71,7 +71,7 @@ def test_standby_that_cannot_read_the_journal_exits_without_leading(
     later = bytearray(record.SegmentHeader(b"salt", 99, 1, 1).encode()[:-4])
     later[8:10] = (record.VERSION + 1).to_bytes(2, "little")
     later += crc32(later).to_bytes(4, "little")
-    with pytest.raises(record.NewerVersion):
+    with pytest.raises(record.OtherVersion):
         record.decode_segment_header(bytes(later))
     with Nodes.behind_proxies(cluster, tmp_path, *flags) as nodes:
         active = nodes.wait_for_roles()
@@ -79,7 +79,7 @@ def test_standby_that_cannot_read_the_journal_exits_without_leading(
         journal = f"SELECT id, 99, 0, false, '\\x{later.hex()}' FROM greenstalk_journal WHERE name = '{flags[1]}'"  # noqa: S608
         cluster.ask(f"INSERT INTO greenstalk_batch {journal}")
         assert standby.process is not None and standby.process.wait(TIMEOUT) == 10
-        assert "a later version of the server has written the journal; start that version" in standby.log
+        assert "a later version of the server has written the journal; use that version" in standby.log
         assert active.role == ACTIVE
 
 

@@ -286,7 +286,7 @@ def _start(files: dict[str, bytes], recovery: Recovery) -> None:
     try:
         broker, journal = started(disk)
     except StartError:
-        assert not recovery.is_readable
+        assert recovery.refusal
         return
     expected = {id: facts(job) for id, job in recovery.jobs.items() if not job.is_truncated}
     assert {id: facts(job) for id, job in broker.jobs.items()} == expected

@@ -1,13 +1,12 @@
-"""The events of a job survive restarts, compaction, edits and full disks; and journals of version 1 are read."""
+"""The events of a job survive restarts, compaction, edits and full disks."""
 
 from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.jobs.job import BURIED, READY, SECOND
 from greenstalk_server.core.jobs.job_history import Event
 from greenstalk_server.core.operations import (
     connecting,
@@ -18,8 +17,7 @@ from greenstalk_server.core.operations import (
     reserving,
 )
 from greenstalk_server.journal import record
-from greenstalk_server.journal.segment import name_of, numbers
-from tests.journal import version1
+from greenstalk_server.journal.segment import numbers
 from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.test_binlog import PacedBench
 from tests.journal.workload import recovered
@@ -203,75 +201,3 @@ def test_copies_on_a_full_disk_do_not_grow_by_events() -> None:
     assert not bench.journal.is_full
     found = recovered(disk.crash(Chance(seeded(0), ALL_SURVIVES)), bench.now)
     assert found.jobs[ids[0]].events == bench.broker.jobs[ids[0]].events
-
-
-# Version 1
-
-
-LATER = START + 10 * SECOND
-
-
-def test_journal_of_version_1_is_read() -> None:
-    broker = recovered(Disk(version1.files()), LATER)
-    invariants.check(broker)
-    jobs = broker.jobs
-    assert {id: (job.tube.name, job.body[:20], job.pri, job.state) for id, job in jobs.items()} == {
-        1: (b"default", b"imported", 100, READY),
-        2: (b"mail", b"ready", 100, READY),
-        3: (b"mail", b"reserved", 1, READY),
-        4: (b"mail", b"timed out", 2, READY),
-        5: (b"mail", b"buried", 31, BURIED),
-        6: (b"mail", b"released", 40, DELAYED),
-        7: (b"mail", b"delayed", 5, DELAYED),
-        9: (b"mail", b"x" * 20, 7, READY),
-        10: (b"default", b"after a restart", 9, READY),
-    }
-    counts = {id: (job.reserves, job.timeouts, job.releases, job.buries, job.kicks) for id, job in jobs.items()}
-    assert {id: count for id, count in counts.items() if any(count)} == {
-        1: (1, 2, 3, 4, 5),
-        3: (1, 0, 0, 0, 0),
-        4: (1, 1, 0, 0, 0),
-        5: (2, 0, 0, 2, 1),
-        6: (1, 0, 1, 0, 0),
-    }
-    assert jobs[6].deadline == START + 7201 * SECOND
-    assert (jobs[2].deadline, jobs[3].deadline) == (START, LATER)
-    assert broker.tubes[b"mail"].paused_until == START + 86401 * SECOND
-    assert not any(job.events for job in jobs.values())
-    assert broker.next_id == 11
-
-
-def test_journal_of_an_older_version_continues_in_version_4() -> None:
-    """The files of version 1 stay unchanged until compaction removes them, and no record of either version is lost."""
-    files = version1.files()
-    bench = PacedBench(Disk(files))
-    assert kicking.kick_job(bench.broker, 5, START + 1)
-    assert reserving.reserve_job(bench.broker, bench.client, 3, START + 2)
-    assert finishing.delete(bench.broker, None, 2, START + 3)
-    bench.commit()
-    assert files.items() - bench.disk.contents().items() <= {("journal.4", files["journal.4"])}
-    found = [bench.disk.read(name_of(number)) for number in numbers(bench.disk.list())]
-    assert [data[8] for data in found if data.strip(b"\0")] == [1, 1, 1, 4]
-    after = recovered(bench.disk, START + 4)
-    assert after.jobs.keys() == {1, 3, 4, 5, 6, 7, 9, 10}
-    assert {id: [event.kind for event in events(after, id)] for id in after.jobs if events(after, id)} == {
-        5: [job_history.KICKED],
-        3: [job_history.RESERVED, job_history.RETURNED],
-    }
-    assert after.jobs[5].state == READY
-    assert RESERVED not in {job.state for job in after.jobs.values()}
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_power_loss_during_the_migration_of_version_1_loses_nothing(share: float, seed: int) -> None:
-    """Random commands come first; then jobs are put and deleted until compaction has copied all jobs of version 1."""
-    bench = PacedBench(Disk(version1.files()), now=LATER, max_size=4096, random=seeded(seed))
-    bench.disk.before = lambda call: bench.check_after_crash(bench.disk.crash(Chance(bench.random, share)))
-    for _ in range(40):
-        bench.run_commands(3)
-        bench.commit_and_compact()
-    while min(numbers(bench.disk.list())) <= 4:
-        assert finishing.delete(bench.broker, None, bench.put_job(1000), bench.now)
-        bench.commit_and_compact()
-    bench.check_recorded()

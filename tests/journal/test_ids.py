@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import connecting, finishing, putting
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record, segment_log, startup
@@ -20,9 +20,6 @@ from tests.journal.workload import Bench, recovered
 from tests.support.daemon import Daemon
 from tests.support.peer import Peer
 from tests.support.world import START, make_broker
-
-VERSION_2: Path = Path(__file__).with_name("version2_files")
-"""A journal that the last server with version 2 of the format wrote."""
 
 SMALL_BLOCK = 6
 """Ids in a reserved block: few, so that many blocks are reserved."""
@@ -195,26 +192,3 @@ def started(disk: Disk, sync_interval: int) -> tuple[Broker, JournalWriter]:
     journal = broker.journal = JournalWriter(disk, 4096, sync_interval, seeded(1).randbytes)
     startup.recover(disk, broker, journal, START, is_strict=True)
     return broker, journal
-
-
-# Version 2, which has no IDS records
-
-
-def test_journal_of_version_2_is_read() -> None:
-    files = {path.name: path.read_bytes() for path in VERSION_2.iterdir()}
-    assert {data[8] for data in files.values()} == {2}
-    disk = Disk(files)
-    for _ in range(2):
-        broker = recovered(disk, START + 2 * SECOND)
-        assert {id: (job.body[:20], job.pri, job.state) for id, job in broker.jobs.items()} == {
-            1: (b"ready", 5, READY),
-            2: (b"buried", 9, BURIED),
-            3: (b"held", 5, READY),
-            4: (b"released", 7, DELAYED),
-            5: (b"held from buried", 9, BURIED),
-            6: (b"delayed", 5, DELAYED),
-            8: (b"x" * 20, 1, READY),
-        }
-        assert broker.jobs[4].deadline == START + 2000 * SECOND
-        assert broker.tubes[b"mail"].paused_until == START + 86400 * SECOND
-        assert broker.next_id == 10

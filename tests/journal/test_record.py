@@ -16,7 +16,6 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, Encoder, SegmentHeader, decode_segment_header
 from greenstalk_server.journal.recovery import Recovery
-from tests.journal import version1
 
 pytestmark = pytest.mark.each_build
 
@@ -95,14 +94,10 @@ def test_truncated_header_is_refused() -> None:
             decode_segment_header(data[:size])
 
 
-def test_error_names_the_unknown_version_of_a_header() -> None:
-    for version in (0, 5, 2**32 - 1):
-        with pytest.raises(BadSegment, match=f"version {version}, but this server reads 1 to 4"):
+def test_header_of_another_version_is_refused() -> None:
+    for version in (0, 1, 2, 3, 5, 2**32 - 1):
+        with pytest.raises(BadSegment, match=f"version {version}, but this server reads only version 4"):
             decode_segment_header(of_version(version))
-
-
-def test_header_of_an_older_version_is_read() -> None:
-    assert all(decode_segment_header(of_version(version)) == HEADER for version in (1, 2, 3, 4))
 
 
 def of_version(version: int) -> bytes:
@@ -195,18 +190,6 @@ def test_end_of_a_reservation_round_trip(salt: bytes, job: Job, timeouts: int, k
     assert len(expiry) == record.RESERVE_SIZE
     job.state, job.deadline = READY, at
     assert recorded_fields(replay(salt, data, reserve, expiry).jobs[job.id]) == recorded_fields(job)
-
-
-@given(SALTS, jobs(), jobs())
-def test_changes_of_version_1_are_read(salt: bytes, job: Job, other: Job) -> None:
-    data = Encoder(salt).job(job, 1, job.events)
-    job.pri, job.delay, job.deadline, job.state = other.pri, other.delay, other.deadline, other.state
-    change_counts(job, other.reserves, other.timeouts, other.releases, other.buries, other.kicks)
-    update = version1.update(salt, job, 2)
-    assert recorded_fields(replay(salt, data, update).jobs[job.id]) == recorded_fields(job)
-    job.reserves, job.timeouts, job.state = other.kicks, other.reserves, RESERVED
-    reserve = version1.reserve(salt, job, 3)
-    assert recorded_fields(replay(salt, data, update, reserve).jobs[job.id]) == recorded_fields(job)
 
 
 @pytest.mark.parametrize("length", [1, 12, 14, 207, 255])

@@ -26,7 +26,6 @@ from greenstalk_server.journal.replayed_segment import SECTOR, Damage
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.startup import replay_all
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.journal import version1
 from tests.journal.disk import Disk, seeded
 from tests.journal.workload import recovered
 from tests.support.world import START
@@ -87,15 +86,6 @@ class SampleJournal:
         job.events = job_history.add(job.events, job_history.TIMED_OUT, START, 7)
         self._note_state(job)
         self._add(self._encoder.expire_reservation(job, self._next()))
-
-    def update_by_version_1(self, job: Job) -> None:
-        self._note_state(job)
-        self._add(version1.update(self._salt, job, self._next()))
-
-    def reserve_by_version_1(self, job: Job) -> None:
-        job.state = RESERVED
-        self._note_state(job)
-        self._add(version1.reserve(self._salt, job, self._next()))
 
     def delete(self, job: Job) -> None:
         self._add(self._encoder.delete(job.id, self._next()))
@@ -160,9 +150,9 @@ def sample_journal() -> SampleJournal:
     two.state, two.buries, two.pri, two.deadline = BURIED, 1, 7, 1
     journal.update(two, job_history.BURIED)
     one.reserves = 1
-    journal.reserve_by_version_1(one)
+    journal.reserve(one)
     one.state, one.releases, one.pri = READY, 1, 3
-    journal.update_by_version_1(one)
+    journal.update(one, job_history.RELEASED)
     journal.begin(3)
     journal.pause(paused)
     journal.job(three)
@@ -184,8 +174,7 @@ def sample_journal() -> SampleJournal:
     four.state, four.kicks = READY, 1
     journal.update(four, job_history.KICKED)
     journal.delete(five)
-    three.timeouts = 2**32 - 1
-    journal.reserve_by_version_1(three)  # its last byte is not zero, unlike the unused bytes that may follow it
+    journal.pause(paused)  # its last byte is not zero, unlike the unused bytes that may follow it
     return journal
 
 

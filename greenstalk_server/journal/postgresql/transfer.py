@@ -34,8 +34,8 @@ def export_shared(url: str, name: str, target: str | None, is_quiet: bool = Fals
         if not lease.find():
             raise missing
         state, recovery = lease.read_state(), _read(lease)
-    if not recovery.is_readable:
-        raise StartError("journal export: a later version has written here; export with that one", EXIT_JOURNAL)
+    if recovery.refusal:
+        raise StartError(f"journal export: {recovery.refusal}", EXIT_JOURNAL)
     if not recovery.segments:
         raise missing
     recovery.settle(now)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import finishing
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import check, record
@@ -17,9 +17,6 @@ from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.policy_workload import PolicyBench
 from tests.journal.workload import recovered
 from tests.support.world import START
-
-VERSION_3: Path = Path(__file__).with_name("version3_files")
-"""A journal that the last server with version 3 of the format wrote."""
 
 SALT = b"salt"
 
@@ -215,27 +212,3 @@ def test_report_names_moves_groups_policies_and_keys(tmp_path: Path) -> None:
 def record_bytes(recovery: Recovery) -> int:
     entries: list[record.Entry] = [*recovery.policies, *recovery.pauses, *recovery.keys]
     return sum(map(record.recorded_size, recovery.jobs.values())) + sum(recovery.entries[one][1] for one in entries)
-
-
-# Version 3
-
-
-def test_journal_of_version_3_is_read() -> None:
-    files = {path.name: path.read_bytes() for path in VERSION_3.iterdir()}
-    assert {data[8] for data in files.values()} == {3}
-    disk = Disk(files)
-    for _ in range(2):
-        broker = recovered(disk, START + 10 * SECOND)
-        assert {id: (job.tube.name, job.body and job.body[:9], job.state) for id, job in broker.jobs.items()} == {
-            1: (b"moved", b"ready", READY),
-            2: (b"mail", b"kicked", READY),
-            3: (b"mail", b"held", READY),
-            4: (b"mail", b"released", DELAYED),
-            5: (b"mail", b"buried", BURIED),
-            6: (b"mail", b"delayed", DELAYED),
-            8: (b"mail", b"x" * 9, READY),
-        }
-        kicked = broker.jobs[2]
-        assert (kicked.reserves, kicked.kicks, kicked.attempts_base) == (2, 1, 1)
-        assert broker.tubes[b"mail"].paused_until == START + 86400 * SECOND
-        assert broker.next_id == 9
