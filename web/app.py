@@ -106,6 +106,7 @@ from greenstalk_server.web.framework.page_template import PageTemplate
 from greenstalk_server.web.framework.refusals import NOTHING_SENT
 from greenstalk_server.web.framework.template_cache import load_templates
 from greenstalk_server.web.live.hub import LiveHub
+from greenstalk_server.web.migration import migrate
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.standby import create_standby_app
 from greenstalk_server.web.store.audit import Audit
@@ -348,7 +349,8 @@ def _local_store(directory: str | None, broker: Broker) -> Store:
     rows = SqliteRows(directory)
     if directory is None:
         return Store(rows, is_kept=False)
-    return Store(rows, is_kept=True, is_disk_full=lambda: broker.journal.stats().is_full)
+    prepare = partial(migrate, directory, rows)
+    return Store(rows, is_kept=True, prepare=prepare, is_disk_full=lambda: broker.journal.stats().is_full)
 
 
 def _create_app(options: WebOptions, broker: Broker) -> Flask:

@@ -49,13 +49,18 @@ class Store:
         rows: Rows,
         *,
         is_kept: bool,
+        prepare: Callable[[], None] = lambda: None,
         is_disk_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        """*is_disk_full* returns whether a journal on the same disk needs the rest of the disk."""
+        """*prepare* is called in a native thread before the rows are read; it may raise OSError.
+
+        *is_disk_full* returns whether a journal on the same disk needs the rest of the disk.
+        """
         self.is_kept: bool = is_kept
         self.is_restored: bool = False
         self.last_error: str = ""
         self._rows: Rows = rows
+        self._prepare: Callable[[], None] = prepare
         self._is_disk_full: Callable[[], bool] = is_disk_full
         self._pending: dict[RowKey, bytes | None] = {}
         self._pending_size: int = 0
@@ -82,6 +87,7 @@ class Store:
     def restore(self) -> None:
         """Read the rows of the previous run, or try again later. Call it once, before or after changes. Switches."""
         try:
+            run_in_thread(self._prepare)
             found = {kind: self.read(kind) for kind in self._restorers}
             latest = {kind: self.latest(kind, MAX_NUMBER, 1) for kind in self._latest_restorers}
         except OSError as error:
