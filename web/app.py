@@ -110,6 +110,7 @@ from greenstalk_server.web.migration import migrate
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.standby import create_standby_app
 from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.disk_room import no_refusal, room_refusal
 from greenstalk_server.web.store.rows import Rows
 from greenstalk_server.web.store.saved_data import SavedData
 from greenstalk_server.web.store.sqlite import SqliteRows
@@ -350,7 +351,12 @@ def _local_store(directory: str | None, broker: Broker) -> Store:
     if directory is None:
         return Store(rows, is_kept=False)
     prepare = partial(migrate, directory, rows)
-    return Store(rows, is_kept=True, prepare=prepare, is_disk_full=lambda: broker.journal.stats().is_full)
+    return Store(rows, is_kept=True, prepare=prepare, room_refusal=_room_refusal(directory, broker))
+
+
+def _room_refusal(directory: str | None, broker: Broker) -> Callable[[int], str]:
+    """Return the function that decides whether the disk of the journal of *broker* has room for rows."""
+    return partial(room_refusal, directory, broker) if directory is not None else no_refusal
 
 
 def _create_app(options: WebOptions, broker: Broker) -> Flask:

@@ -24,6 +24,7 @@ class JournalStats:
     bytes_on_disk   size of all files.
     bytes_recorded  size of the records in files in use.
     bytes_live      size of the newest full record of each job.
+    bytes_reserved  bytes of the disk that must stay free for the journal.
     synced_ago      seconds since the last time when all written records were known to be on disk; None if never.
     syncs           histogram of the syncs of files since the start: number of syncs by the bit length of their
                     duration in nanoseconds; sync_time is the sum of the durations.
@@ -40,6 +41,7 @@ class JournalStats:
     bytes_on_disk: int = 0
     bytes_recorded: int = 0
     bytes_live: int = 0
+    bytes_reserved: int = 0
     synced_ago: float | None = None
     syncs: Mapping[int, int] = field(default_factory=dict)
     sync_time: int = 0

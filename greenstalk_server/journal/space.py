@@ -132,7 +132,7 @@ class Space:
         """Create a segment ahead, in this thread; needed only if a burst of puts has overtaken maintenance."""
         segment = self._log.new_segment()
         try:
-            if self._free() - segment.capacity < self._spare():
+            if self._free() - segment.capacity < self.spare():
                 raise no_space_error()
             create(self._files, segment)
         except OSError as error:
@@ -151,7 +151,7 @@ class Space:
         size += SEGMENT_OVERHEAD
         if segment.capacity < size:
             try:
-                if self._free() - (size - segment.capacity) < self._spare(size):
+                if self._free() - (size - segment.capacity) < self.spare(size):
                     raise no_space_error()
                 self._files.grow(segment.handle, size)
             except OSError as error:
@@ -185,7 +185,7 @@ class Space:
         if not to_create and not to_remove:
             return None
         return Maintenance(
-            self._files, to_create, to_remove, self._is_never_synced, self._spare(), has_ahead=bool(self._log.ahead)
+            self._files, to_create, to_remove, self._is_never_synced, self.spare(), has_ahead=bool(self._log.ahead)
         )
 
     def complete_maintenance(self, maintenance: Maintenance) -> None:
@@ -217,7 +217,7 @@ class Space:
         """Return the number of segments ahead: enough for all DELETEs; one more on a full disk, to detect new space."""
         return 1 + len(self._log.jobs) * record.DELETE_SIZE // self._log.max_size + self._log.is_full
 
-    def _spare(self, size: int = 0) -> int:
+    def spare(self, size: int = 0) -> int:
         """Return how many bytes of the disk must stay free besides segments ahead, one of which has *size* bytes."""
         largest = max(size, self._log.max_size, self._log.largest)
         return int(SPARE_SEGMENTS * largest) + SPARE_BLOCKS * BLOCK + self._log.growth

@@ -281,6 +281,7 @@ class JournalWriter:
             bytes_on_disk=log.bytes_on_disk(),
             bytes_recorded=log.bytes_recorded(),
             bytes_live=log.live_bytes,
+            bytes_reserved=self._space.spare(),
             synced_ago=None if self._synced_at is None else time.monotonic() - self._synced_at,
             syncs=self._syncs.copy(),
             sync_time=self._sync_time,

@@ -137,7 +137,7 @@ def test_loss_of_power_loses_nothing_that_was_saved(tmp_path: Path) -> None:
     data, trace = tmp_path / "data", tmp_path / "trace"
     data.mkdir()
     calls = "trace=openat,pwrite64,write,fsync,fdatasync,ftruncate,unlink"
-    # The write-ahead log becomes large enough for a checkpoint, after 1,000 pages.
+    # The write-ahead log becomes large enough for a checkpoint, after 64 pages.
     command = ["strace", "-xx", "-s1000000", "-e", calls, "-o", trace, sys.executable, "-c", WRITER, data, "300"]
     subprocess.run(list(map(str, command)), check=True, timeout=TIMEOUT, stdout=subprocess.DEVNULL)
     disk, checked = Disk(data), 0

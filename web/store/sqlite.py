@@ -22,13 +22,15 @@ VERSION: Final = 1
 BUSY_TIMEOUT: Final = 5.0
 """Seconds to wait while another program locks the file."""
 
-MAX_WAL: Final = 4 * 2**20
-"""Bytes of the write-ahead log that SQLite keeps between transactions."""
+PAGE_SIZE: Final = 4096
+MAX_WAL: Final = 2**18
+"""Bytes of the write-ahead log that SQLite keeps between transactions, and after which it writes them to the file."""
 
 _SETTINGS: Final = f"""
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
-    PRAGMA journal_size_limit = {MAX_WAL};"""
+    PRAGMA journal_size_limit = {MAX_WAL};
+    PRAGMA wal_autocheckpoint = {MAX_WAL // PAGE_SIZE};"""
 
 _SCHEMA: Final = f"""
     BEGIN IMMEDIATE;

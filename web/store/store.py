@@ -15,6 +15,7 @@ from gevent.event import Event
 
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
+from greenstalk_server.web.store.disk_room import no_refusal
 from greenstalk_server.web.store.rows import MAX_NUMBER, Row, Rows
 
 MAX_PENDING: Final = 16 * 2**20
@@ -25,8 +26,6 @@ RETRY_INTERVAL: Final = 5.0
 
 FLUSH_TIMEOUT: Final = 2.0
 """Seconds that `flush` waits for the storage."""
-
-DISK_FULL: Final = "the disk is full, and the rest of it is reserved for the journal"
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +49,18 @@ class Store:
         *,
         is_kept: bool,
         prepare: Callable[[], None] = lambda: None,
-        is_disk_full: Callable[[], bool] = lambda: False,
+        room_refusal: Callable[[int], str] = no_refusal,
     ) -> None:
         """*prepare* is called in a native thread before the rows are read; it may raise OSError.
 
-        *is_disk_full* returns whether a journal on the same disk needs the rest of the disk.
+        *room_refusal* returns why a number of bytes must not be written now, or an empty text.
         """
         self.is_kept: bool = is_kept
         self.is_restored: bool = False
         self.last_error: str = ""
         self._rows: Rows = rows
         self._prepare: Callable[[], None] = prepare
-        self._is_disk_full: Callable[[], bool] = is_disk_full
+        self._room_refusal: Callable[[int], str] = room_refusal
         self._pending: dict[RowKey, bytes | None] = {}
         self._pending_size: int = 0
         self._writing: dict[RowKey, bytes | None] = {}
@@ -189,8 +188,8 @@ class Store:
 
     def _write_batch(self) -> None:
         """Write what is pending in one transaction, if there is room. Switches."""
-        if self._is_disk_full():
-            self._report_unwritten(DISK_FULL)
+        if refusal := self._room_refusal(self._pending_size):
+            self._report_unwritten(refusal)
             return
         self._writing, self._pending, self._pending_size = self._pending, {}, 0
         trims = self._trims

@@ -187,15 +187,15 @@ def test_changes_are_read_at_once_and_written_together(store: Store, failing: Fa
 
 
 def test_changes_wait_while_the_journal_needs_the_rest_of_the_disk(failing: FailingRows) -> None:
-    is_full = True
-    store = Store(failing, is_kept=True, is_disk_full=lambda: is_full)
+    refusal = "the disk is full"
+    store = Store(failing, is_kept=True, room_refusal=lambda size: refusal)
     store.restore()
     store.put("x", *A)
     store.save()
     assert store.last_error.startswith("cannot be written: the disk is full")
     assert store.read("x") == [A]
     assert not failing.batches
-    is_full = False
+    refusal = ""
     store.save()
     assert failing.batches == [[("x", *A)]]
     assert not store.last_error
