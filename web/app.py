@@ -242,6 +242,7 @@ def create_dashboard(
         rows if rows is not None else SqliteRows(options.directory, FILE_NAME),
         clock,
         MAX_SIZE if rows is not None or options.directory is not None else MAX_SIZE_IN_MEMORY,
+        _room_refusal(options.directory if rows is None else None, broker),
     )
     operations = Operations(broker, clock, commit, audit, saved, removals)
     app.jinja_env.globals |= {"clear_promise": operations.promise, "deletion_promise": removals.promise}

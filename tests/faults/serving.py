@@ -6,7 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import Peer
@@ -70,6 +70,14 @@ def readiness(server: Daemon) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def call(server: Daemon, path: str, body: dict[str, str]) -> Any:
+    """Send a POST request to the API; return the response."""
+    url, headers = f"{server.dashboard}api/v1/{path}", {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310  on loopback
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as page:  # noqa: S310  on loopback
+        return json.load(page)
 
 
 def critical(server: Daemon) -> dict[str, str]:

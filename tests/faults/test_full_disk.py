@@ -14,6 +14,7 @@ from tests.crash.rounds import Rounds
 from tests.faults.disks import ext4, fill, tmpfs
 from tests.faults.serving import (
     OUT_OF_MEMORY,
+    call,
     critical,
     id_of,
     jobs,
@@ -138,6 +139,22 @@ def test_put_is_accepted_after_another_program_has_freed_space(small_disk: Path)
         server.stop(signal.SIGKILL)
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         assert list(jobs(peer, ids)) == ids
+
+
+def test_clear_on_a_full_disk_takes_no_space_for_an_undo(small_disk: Path) -> None:
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        ids = put_until_full(peer, 1000)
+        before = {path.name: path.stat().st_size for path in small_disk.glob("undo.*")}
+        assert peer.ask(b"reserve-job %d" % ids[0]) == b"RESERVED %d 1000" % ids[0]
+        peer.read(1002)
+        cleared = call(server, "tube/clear?tube=default", {"state": "ready"})
+        assert (cleared["jobs"], cleared["left"], cleared["removal"]) == (len(ids) - 1, 0, None)
+        assert before == {path.name: path.stat().st_size for path in small_disk.glob("undo.*")}
+        assert peer.ask(b"bury %d 5" % ids[0]) == b"BURIED"
+        server.stop(signal.SIGKILL)
+    with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
+        assert list(jobs(peer, ids)) == ids[:1]
+        assert states(peer, ids[:1]) == ["buried"]
 
 
 def test_every_job_can_be_deleted_on_a_full_disk(small_disk: Path) -> None:

@@ -453,9 +453,10 @@ class Bulk:
             details["rate"] = f"{plan.rate:g}"
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
         self._audit.note("bulk/run", **details, **counted, forced=int(is_forced))
-        recording = None
+        recording, final = None, ""
         if plan.is_destructive:
             recording = self._removals.record(task.title, plan.hit + plan.held, plan.size)
+            final = "" if recording is not None else self.promise(plan)
         try:
             self._change(task, plan, is_forced, recording)
             self._commit_or_fail(task)
@@ -466,7 +467,7 @@ class Bulk:
             if recording is not None:
                 removal = recording.close()
                 task.removal = removal.number if removal is not None else None
-                task.message = f"{task.message} {recording.outcome}".strip()
+            task.message = f"{task.message} {recording.outcome if recording is not None else final}".strip()
             self._audit.note("bulk/end", **details, jobs=task.done)
 
     def _change(self, task: Task, plan: Plan, is_forced: bool, recording: Recording | None) -> None:

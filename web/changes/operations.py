@@ -93,16 +93,23 @@ class Deleted:
 
     jobs        number of the deleted jobs.
     removal     number of the removal that can be undone; None if the deletion cannot be undone.
+    stopped     the deletion stopped early, because deleted jobs could not be stored.
+    problem     why it stopped, and which of its jobs cannot be put back; empty if all were stored.
     """
 
     jobs: int
     removal: int | None
+    stopped: bool = False
+    problem: str = ""
 
     @staticmethod
     def of(jobs: int, recording: Recording | None) -> Deleted:
         """Return the outcome of a deletion, whose jobs are durably saved then. Switches."""
-        removal = recording.close() if recording is not None else None
-        return Deleted(jobs, removal.number if removal is not None else None)
+        if recording is None:
+            return Deleted(jobs, None)
+        removal = recording.close()
+        number = removal.number if removal is not None else None
+        return Deleted(jobs, number, bool(recording.stopped), recording.outcome)
 
 
 def to_nanoseconds(seconds: float) -> int:
@@ -464,7 +471,7 @@ class Operations:
     ) -> int:
         """Delete the jobs *ids* that are in *tube* and in *state*, saving them; return how many. May switch."""
         deleted = 0
-        if recording is not None and recording.error:
+        if recording is not None and recording.stopped:
             return 0
         wants_body = never_wants_body if recording is None else (lambda job: job.tube is tube and job.state == state)
         for _, job, body in iter_with_bodies(self._broker, ids, wants_body, yield_if_due):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Final
 
@@ -26,6 +26,7 @@ from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.store.disk_room import no_refusal
 from greenstalk_server.web.store.rows import MAX_NUMBER, Change, Row, Rows, decoded
 
 FILE_NAME: Final = "undo.sqlite3"
@@ -49,6 +50,9 @@ PART_SIZE: Final = 2**15
 
 PARTS_TOGETHER: Final = 32
 """Parts that are written and read together: a megabyte, unless a job is larger."""
+
+MAX_WRITE: Final = 2 * PARTS_TOGETHER * PART_SIZE
+"""Bytes that must have room before a deletion deletes the jobs of the next parts: other writers may take a half."""
 
 JOB_OVERHEAD: Final = 128
 """Approximate bytes of a saved job without its body."""
@@ -78,6 +82,7 @@ class Removal(msgspec.Struct):
     parts       number of the parts.
     lost        jobs that were deleted, and not saved because their bodies could not be read.
     next_part   first part that is not put back yet; jobs of earlier parts are.
+    next_job    number of jobs of that part that are put back.
     undone_at   time at which the last job was put back; 0 before.
     is_open     whether the deletion, or its undo, is still running.
     """
@@ -91,6 +96,7 @@ class Removal(msgspec.Struct):
     parts: int = 0
     lost: int = 0
     next_part: int = 0
+    next_job: int = 0
     undone_at: int = 0
     is_open: bool = False
 
@@ -114,8 +120,10 @@ class Removals:
     limit       maximum bytes of all removals.
     """
 
-    def __init__(self, rows: Rows, clock: Clock, limit: int) -> None:
+    def __init__(self, rows: Rows, clock: Clock, limit: int, room_refusal: Callable[[int], str] = no_refusal) -> None:
+        """*room_refusal* returns why a number of bytes must not be written now, or an empty text."""
         self.limit: int = limit
+        self.room_refusal: Callable[[int], str] = room_refusal
         self._rows: Rows = rows
         self._clock: Clock = clock
         self._kept: dict[int, Removal] | None = None  # by number, ascending; None until they are read
@@ -155,7 +163,7 @@ class Removals:
             return f"{text.rough_size(size)} are more than {text.rough_size(self.limit)}"
         if self._failed_at and self._clock() < self._failed_at + ERROR_TIME:
             return f"the deleted jobs cannot be stored: {self._error}"
-        return ""
+        return self.room_refusal(size)
 
     def promise(self, jobs: int, body_bytes: int) -> str:
         """Return the sentence that says whether the deletion of *jobs* jobs could be undone."""
@@ -209,24 +217,25 @@ class Removals:
         for one in dropped:
             changes += _without(one)
         try:
-            self._write(changes)
+            self._write(changes, sum([one.size for one in dropped]))
         except OSError:
             removal.parts, removal.size = first, removal.size - size
+            self._kept = dict(sorted([*self._kept.items(), *((one.number, one) for one in dropped)]))
             raise
 
     def save(self, removal: Removal) -> None:
         """Write the state of *removal* durably; raise OSError. Switches."""
-        self._write([_head(removal)])
+        self._write([_head(removal)], 0)
 
     def finish(self, removal: Removal) -> None:
         """Note that *removal* is undone, and remove its jobs; raise OSError. Switches."""
-        size, next_part = removal.size, removal.next_part
-        removal.undone_at, removal.next_part, removal.size = self._clock(), removal.parts, 0
+        size = removal.size
+        removal.undone_at, removal.size = self._clock(), 0
         changes = [_head(removal)] + [change for change in _without(removal) if change[0] == PART]
         try:
-            self._write(changes)
+            self._write(changes, size)
         except OSError:
-            removal.undone_at, removal.next_part, removal.size = 0, next_part, size
+            removal.undone_at, removal.size = 0, size
             raise
 
     def _make_room(self, removal: Removal, size: int) -> list[Removal]:
@@ -245,8 +254,14 @@ class Removals:
             raise TooLarge
         return dropped
 
-    def _write(self, changes: list[Change]) -> None:
-        """Write *changes*, and remove the rows of removals that are not kept; raise OSError. Switches."""
+    def _write(self, changes: list[Change], removed: int) -> None:
+        """Write *changes*, and remove the rows of removals that are not kept; raise OSError. Switches.
+
+        *removed*: bytes of the rows that *changes* remove. SQLite writes other rows again where these were.
+        """
+        rewritten = min(removed, sum([one.size for one in (self._kept or {}).values()]))
+        if refusal := self.room_refusal(rewritten + sum([len(data or b"") for _, _, _, data in changes])):
+            raise OSError(refusal)
         before = next(iter(self._kept or ()), 1) - 1  # a database may have parts of a write that has failed
         try:
             run_in_thread(self._rows.write, changes, {HEAD: before, PART: before})
@@ -267,12 +282,14 @@ class TooLarge(Exception):
 class Recording:
     """The jobs of one removal, while they are deleted.
 
+    stopped     why no more jobs may be deleted; empty if they may.
+
     Invariant: the jobs that `encode` and `add` name are deleted in between, without a switch.
     """
 
     def __init__(self, removals: Removals, removal: Removal) -> None:
         self.removal: Removal = removal
-        self.error: str = ""
+        self.stopped: str = ""
         self._removals: Removals = removals
         self._writer: SavedJobsWriter = SavedJobsWriter(secrets.token_bytes(4))
         self._finished: list[SavedJobsWriter] = []
@@ -304,10 +321,20 @@ class Recording:
         return self._size >= PART_SIZE * PARTS_TOGETHER
 
     def flush(self) -> str:
-        """Write the jobs added since the last flush, durably; return why that failed, or an empty text. Switches."""
+        """Write the jobs added since the last flush, durably; return `stopped`. Switches.
+
+        The deletion may continue only if the disk has room for the next parts.
+        """
+        self._write()
+        if not self.stopped and (why := self._removals.room_refusal(MAX_WRITE)):
+            self.stopped = f"No more deleted jobs can be stored: {why}."
+        return self.stopped
+
+    def _write(self) -> None:
+        """Write the jobs added since the last write, durably; set `stopped` if that fails. Switches."""
         if self._writer.jobs:
             self._finish_part()
-        if self._finished and not self.error:
+        if self._finished:
             finished, self._finished, self._size = self._finished, [], 0
             jobs = sum([writer.jobs for writer in finished])
             self.removal.jobs += jobs
@@ -317,19 +344,18 @@ class Recording:
                 self.removal.jobs -= jobs
                 size = text.rough_size(self._removals.limit)
                 why = f"the jobs have more than {size}" if isinstance(error, TooLarge) else str(error)
-                self.error = f"The last {text.counted(jobs, 'deleted job')} cannot be put back: {why}."
-        return self.error
+                self.stopped = f"The last {text.counted(jobs, 'deleted job')} cannot be put back: {why}."
 
     @property
     def outcome(self) -> str:
-        """The deleted jobs that cannot be put back, in words; empty if all can."""
+        """Why the deletion stopped, and which deleted jobs cannot be put back; empty if all were saved."""
         lost = self.removal.lost
         unread = f"{text.counted(lost, 'deleted job')} cannot be put back: the body could not be read." if lost else ""
-        return f"{self.error} {unread}".strip()
+        return f"{self.stopped} {unread}".strip()
 
     def close(self) -> Removal | None:
         """Write the rest; return the removal if it can be undone, or None. Switches."""
-        self.flush()
+        self._write()
         return self.removal if self._removals.end(self.removal) else None
 
 

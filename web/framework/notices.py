@@ -45,7 +45,14 @@ _NOTICES: Final[dict[str, Callable[[int], str]]] = {
     "cleared": lambda n: f"{text.counted(n, 'job')} deleted." if n else "No job was deleted: none was in this state.",
     "kicked-part": lambda n: f"{text.counted(n, 'job')} retried before the time limit. Retry again for the rest.",
     "cleared-part": lambda n: f"{text.counted(n, 'job')} deleted before the time limit. Clear again for the rest.",
+    "cleared-stopped": lambda n: (
+        f"{text.counted(n, 'job')} deleted. The clear stopped, because no more deleted jobs can be stored for an undo."
+        " Clear again for the rest."
+    ),
 }
+
+NO_UNDO: Final = "none"
+"""Value of the parameter `undo` after a deletion that cannot be undone; otherwise the number of the deletion."""
 
 NOT_DURABLE: Final = "The change is not on disk yet: the journal cannot be written, and a crash would undo the change."
 
@@ -72,9 +79,11 @@ def notice(fields: Fields) -> Notice | None:
         return None
     undo = fields.get("undo", "")
     removal = undo if undo.isascii() and undo.isdigit() and len(undo) <= 20 else ""
+    end = " This cannot be undone." if undo == NO_UNDO else ""
     warning = NOT_DURABLE if fields.get("late") == "1" else ""
     if code in _JOB_NOTICES:
-        return Notice(_JOB_NOTICES[code].format(given), "" if code == "deleted-job" else given, warning, removal)
+        said = _JOB_NOTICES[code].format(given) + end
+        return Notice(said, "" if code == "deleted-job" else given, warning, removal)
     if code in _NOTICES:
-        return Notice(_NOTICES[code](int(given)), "", warning, removal)
+        return Notice(_NOTICES[code](int(given)) + end, "", warning, removal)
     return None

@@ -96,7 +96,7 @@ def test_clear(queue: Queue, program: Program) -> None:
     queue.put("mail", delay=60, count=3)
     result = program.do("POST", "/tube/clear", {"state": "ready"}, tube="mail")
     removal = result.pop("removal")
-    assert result == {"tube": "mail", "state": "ready", "jobs": 700, "left": 0}
+    assert result == {"tube": "mail", "state": "ready", "jobs": 700, "left": 0, "problem": ""}
     assert [one["number"] for one in program.do("GET", "/removals")["removals"]] == [removal]
     problem(program.ask("POST", "/tube/clear?tube=mail", json={"state": "reserved"}), 400, "state")
     problem(program.ask("POST", "/tube/clear?tube=mail", json={}), 400, "state")
@@ -112,7 +112,7 @@ def test_flush_frees_idempotency_keys(queue: Queue, program: Program) -> None:
     connecting.watch(queue.broker, client, b"mail")
     assert finishing.delete(queue.broker, client, 1, queue.now)
     assert program.do("POST", "/jobs", job, 201) == {"id": 1, "tube": "mail", "state": None, "is_duplicate": True}
-    assert program.do("POST", "/tube/flush", tube="mail") == {"tube": "mail", "jobs": 0, "removal": None}
+    assert program.do("POST", "/tube/flush", tube="mail") == {"tube": "mail", "jobs": 0, "removal": None, "problem": ""}
     assert program.do("POST", "/jobs", job, 201)["id"] == 3
 
 

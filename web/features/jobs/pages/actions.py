@@ -20,12 +20,13 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changes, Operations, Put
+from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changes, Deleted, Operations, Put
 from greenstalk_server.web.features.jobs.pages.details import reservation
 from greenstalk_server.web.features.jobs.pages.edit import edit_page, read_changes, submitted_form, version
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import MAX_NUMBER
+from greenstalk_server.web.framework.notices import NO_UNDO
 from greenstalk_server.web.framework.presets import pause_seconds
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.connections import find_client
@@ -134,8 +135,10 @@ class Actions:
             raise BadRequest(f"“confirm” must be the tube's name, “{name}”, to delete its jobs. Nothing was deleted.")
         bound = count_jobs(tube, state)
         cleared = self._operations.clear(tube, state)
-        notice = _bulk_notice("cleared", cleared.jobs, tube, state, bound)
-        return self._to_tube(tube.name, STATE_NAMES[state], *notice, cleared.removal)
+        notice, number = _bulk_notice("cleared", cleared.jobs, tube, state, bound)
+        if cleared.stopped:
+            notice = "cleared-stopped"
+        return self._to_tube(tube.name, STATE_NAMES[state], notice, number, cleared)
 
     @open_to(OPERATOR)
     def tube_put(self) -> Response:
@@ -185,7 +188,7 @@ class Actions:
         job = self._job()
         name, state = job.tube.name, STATE_NAMES[job.state]
         deleted = self._operations.delete_job(self._job, lambda found: self._is_forced(found, "deleted"))
-        return self._to_tube(name, state, "deleted-job", job.id, deleted.removal)
+        return self._to_tube(name, state, "deleted-job", job.id, deleted)
 
     @open_to(OPERATOR)
     def job_move(self) -> Response:
@@ -278,12 +281,12 @@ class Actions:
             " reservation times out, or tick the box to make the change now, although a worker may be processing it."
         )
 
-    def _to_tube(self, name: bytes, state: str, notice: str, number: int, removal: int | None = None) -> Response:
+    def _to_tube(self, name: bytes, state: str, notice: str, number: int, deleted: Deleted | None = None) -> Response:
         """Redirect to the tube's page, or to the overview if the tube no longer exists. May switch.
 
-        *removal* is what the notice offers to undo.
+        The notice offers to undo *deleted*, or says that this is not possible.
         """
-        undo = {} if removal is None else {"undo": str(removal)}
+        undo = {} if deleted is None or not deleted.jobs else {"undo": str(deleted.removal or NO_UNDO)}
         return self._tube_or_overview(name, ({"state": state} if state else {}) | self._query(notice, number) | undo)
 
     def _to_job(self, job: Job, notice: str) -> Response:

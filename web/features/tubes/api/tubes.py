@@ -244,10 +244,18 @@ class Outcome(ResponseModel):
     ]
 
 
+DeletionNumber = Annotated[RemovalNumber | None, Meta(description="The deletion; null if it cannot be undone.")]
+DeletionProblem = Annotated[
+    str,
+    Meta(description="Why the deletion stopped, and which of its jobs cannot be put back; empty if all were stored."),
+]
+
+
 class Cleared(Outcome):
     """The number of jobs of a tube that were deleted."""
 
-    removal: Annotated[RemovalNumber | None, Meta(description="The deletion; null if it cannot be undone.")]
+    removal: DeletionNumber
+    problem: DeletionProblem
 
 
 class Flushed(ResponseModel):
@@ -255,7 +263,8 @@ class Flushed(ResponseModel):
 
     tube: TubeName
     jobs: Count
-    removal: Annotated[RemovalNumber | None, Meta(description="The deletion; null if it cannot be undone.")]
+    removal: DeletionNumber
+    problem: DeletionProblem
 
 
 class HistoryRequest(RequestModel):
@@ -433,25 +442,33 @@ class TubesEndpoints:
     def clear_tube(self, query: TubeRequest, body: ClearTubeRequest) -> Cleared:
         """Delete all jobs of a tube that are in one state now.
 
-        `removal` identifies the deletion for an undo. Jobs put during the request stay.
+        `removal` identifies the deletion for an undo. Jobs put during the request stay. The deletion stops early if
+        the deleted jobs can no longer be stored; `left` then counts the rest.
         """
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
         cleared = self._operations.clear(tube, state)
         wait_until_durable(self._commit)
         left = count_jobs(tube, state)
-        return Cleared(tube=query.tube, state=body.state, jobs=cleared.jobs, left=left, removal=cleared.removal)
+        return Cleared(
+            tube=query.tube,
+            state=body.state,
+            jobs=cleared.jobs,
+            left=left,
+            removal=cleared.removal,
+            problem=cleared.problem,
+        )
 
     @endpoint("POST", "/tube/flush", role=OPERATOR, errors=NO_TUBE)
     def flush_tube(self, query: TubeRequest) -> Flushed:
         """Delete all jobs that a tube has now, in every state, including those that clients hold.
 
         `removal` identifies the deletion for an undo. Jobs that are put during the request are kept. The request ends
-        after 20 seconds: if the tube has more jobs than it can delete in that time, repeat the request until it returns
-        0 jobs.
+        after 20 seconds, and early if the deleted jobs can no longer be stored. To delete the rest, repeat the request
+        until it returns 0 jobs.
         """
         flushed = self._operations.flush(tube_of(self._broker, query.tube))
         wait_until_durable(self._commit)
-        return Flushed(tube=query.tube, jobs=flushed.jobs, removal=flushed.removal)
+        return Flushed(tube=query.tube, jobs=flushed.jobs, removal=flushed.removal, problem=flushed.problem)
 
     def _model_when_durable(self, tube: CoreTube) -> Tube:
         response = self.tube_model(tube, self._clock())
