@@ -148,6 +148,48 @@ def test_deletion_above_the_limit_says_before_that_it_cannot_be_undone(queue: Qu
     assert not queue.broker.jobs
 
 
+DISK_FULL = "the disk is full"
+
+
+def test_deletion_without_room_on_the_disk_says_that_it_cannot_be_undone(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=3)
+    removals_of(client).room_refusal = lambda size: DISK_FULL
+    assert f"This cannot be undone: {DISK_FULL}." in client.get("/tube?tube=mail&state=ready").text
+    response = post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")
+    assert "3 jobs deleted. This cannot be undone." in Page(client.get(response.headers["Location"]).text).text
+    assert not queue.broker.jobs
+
+
+def test_deletion_stops_while_all_its_jobs_can_come_back(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removals_module, "PART_SIZE", 10)
+    ids = queue.put("mail", count=100)
+    removals_of(client).room_refusal = lambda size: DISK_FULL if size == removals_module.MAX_WRITE else ""
+    cleared = client.post("/api/v1/tube/clear?tube=mail", json={"state": "ready"}).get_json()
+    assert 0 < cleared["jobs"] == 100 - cleared["left"] < 100
+    assert cleared["problem"] == f"No more deleted jobs can be stored: {DISK_FULL}."
+    undo(client, str(cleared["removal"]))
+    assert sorted(queue.broker.jobs) == ids
+    response = post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")
+    assert "The clear stopped" in client.get(response.headers["Location"]).text
+
+
+def test_undo_continues_after_the_last_job_that_had_room(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = queue.put("mail", count=3)
+    removal = clear(client)
+    room = [True, False]
+    monkeypatch.setattr(type(queue.broker.journal), "undelete", lambda self, job: room.pop(0))
+    assert "The journal cannot store the jobs: the disk has no room." in undo(client, removal)
+    assert list(queue.broker.jobs) == ids[:1]
+    assert finishing.delete_job(queue.broker, ids[0], queue.now)
+    room += [True, True]
+    undo(client, removal)
+    assert list(queue.broker.jobs) == ids[1:]
+
+
 def test_oldest_deletion_is_dropped_first(queue: Queue, client: FlaskClient) -> None:
     removals_of(client).limit = 1500
     numbers = []

@@ -1,13 +1,15 @@
 """Undo: a task that puts deleted jobs back, with their ids, priorities, delays, tags and states.
 
 A job that cannot come back is counted with the reason, and the others do. A removal is undone once. An undo that was
-cancelled, or that a crash ended, can be continued: the position is saved after each megabyte, once its jobs are
-durable. So after a crash in between, jobs of one megabyte may come back although a worker has finished them since.
+cancelled, that had no room, or that a crash ended, can be continued: the position is in memory, and is saved after each
+megabyte, once its jobs are durable. So after a crash in between, jobs of one megabyte may come back although a worker
+has finished them since.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Final
 
 from flask import url_for
@@ -153,30 +155,36 @@ class Undo:
 
         A cancelled undo ends after these parts: it could not tell later which of their jobs workers have finished.
         """
-        removal, parts = subject.removal, 0
+        removal = subject.removal
         task.checkpoint()
         for saved in self._removals.read(removal, removal.next_part):
-            parts += 1
             if saved.damage:
                 subject.refuse(0, f"the stored jobs are damaged ({saved.damage})")
-            for job in saved.jobs:
-                reason = self._undelete(task, job)
+            for job in saved.jobs[removal.next_job :]:
+                reason = self._undelete(task, removal, job)
+                removal.next_job += 1
                 task.done += not reason
                 task.scanned += 1
                 if reason:
                     subject.refuse(job.id, reason)
                 task.pace.yield_if_due()
+            removal.next_part, removal.next_job = removal.next_part + 1, 0
+        self._save(removal)
+
+    def _save(self, removal: Removal) -> None:
+        """Save the position, once the jobs are durable. Switches."""
         if not self._commit():
             raise TaskFailed("The disk does not keep up: the last jobs may not survive a crash.")
-        removal.next_part += parts
         self._removals.save(removal)
 
-    def _undelete(self, task: Task, job: Job) -> str:
-        """Put *job* back; return the reason why it stays deleted, or an empty text."""
+    def _undelete(self, task: Task, removal: Removal, job: Job) -> str:
+        """Put *job* of *removal* back; return the reason why it stays deleted, or an empty text. May switch."""
         if not task.who.operates(job.tube.name):
             return _FORBIDDEN
         refusal = undelete(self._broker, job, self._clock())
         if refusal == Refusal.JOURNAL:
             error = self._broker.journal.write_error or "the disk has no room"
+            with suppress(OSError):  # the position is in memory
+                self._save(removal)
             raise TaskFailed(f"The journal cannot store the jobs: {error}. Start the undo again for the rest.")
         return _REASONS.get(refusal, _LIMITED) if refusal else ""
