@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb release release-checks audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
+.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb release release-checks test-clients audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,12 +61,16 @@ deb: need-deb $(VENV)/.installed  ## build the Debian package from HEAD into dis
 test-deb: need-test-deb $(VENV)/.installed-dev  ## install, upgrade and purge the package of make deb on a machine with nothing but Debian; as root
 	$(BIN)/python -m pytest tools/deb tools/manual
 
+test-clients: need-test-clients $(VENV)/.installed-dev  ## run the workers of docs/clients-*.md against this server and beanstalkd
+	npm install --silent --no-package-lock --prefix build/clients jackd@2.2.2
+	$(BIN)/python -m pytest -n 2 tools/clients
+
 release: $(VENV)/.installed-dev  ## check a copy of the last commit, then tag it: VERSION=0.2.0; RELEASING.md describes it
 	$(BIN)/python -m tools.release $(or $(VERSION),$(error set VERSION, for example: make release VERSION=0.2.0)) $(MAKE) release-checks
 
-release-checks:  ## run everything that a release runs: CI, then dist and deb with their tests
+release-checks:  ## run everything that a release runs: CI, dist and deb with their tests, and the workers in other languages
 	.ci/run
-	$(MAKE) dist test-dist deb test-deb
+	$(MAKE) dist test-dist deb test-deb test-clients
 
 check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and import layers
 	$(BIN)/ruff check
