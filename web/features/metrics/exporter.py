@@ -153,54 +153,37 @@ class Metrics:
         labels = {"version": facts.version, "build": facts.build}
         yield InfoMetricFamily(f"{PREFIX}build", "The version and the build of the server.", labels)
         uptime = (self._clock() - facts.started_at) / SECOND
-        yield GaugeMetricFamily(f"{PREFIX}uptime_seconds", "Time since the start of the server.", uptime)
-        commands = CounterMetricFamily(
-            f"{PREFIX}commands_total", "Commands, as in the protocol's stats.", labels=("command",)
-        )
-        for name, command in COMMANDS.items():
-            commands.add_metric((command,), getattr(counters, name))
-        yield commands
-        restarts = CounterMetricFamily(
-            f"{PREFIX}service_restarts_total", "Restarts of a service after an internal error.", labels=("service",)
-        )
-        for name, count in supervisor.restarts.items():
-            restarts.add_metric((name,), count)
-        yield restarts
+        yield _gauge("uptime_seconds", "Time since the start of the server.", uptime)
+        commands = {command: getattr(counters, name) for name, command in COMMANDS.items()}
+        yield _counters("commands_total", "Commands, as in the protocol's stats.", "command", commands)
+        text = "Restarts of a service after an internal error."
+        yield _counters("service_restarts_total", text, "service", supervisor.restarts)
 
     def _connections(self) -> Iterator[Metric]:
         broker = self._broker
-        connections = GaugeMetricFamily(
-            f"{PREFIX}connections",
-            "Open connections: all, and those that have put, have reserved, or wait. A connection may have many roles.",
-            labels=("role",),
+        connections = {
+            "any": len(broker.clients),
+            "producer": broker.producer_count,
+            "worker": broker.worker_count,
+            "waiting": broker.waiting_count,
+        }
+        text = (
+            "Open connections: all, and those that have put, have reserved, or wait. A connection may have many roles."
         )
-        connections.add_metric(("any",), len(broker.clients))
-        connections.add_metric(("producer",), broker.producer_count)
-        connections.add_metric(("worker",), broker.worker_count)
-        connections.add_metric(("waiting",), broker.waiting_count)
-        yield connections
+        yield _gauges("connections", text, "role", connections)
         total = broker.counters.total_connections
         yield CounterMetricFamily(f"{PREFIX}connections_total", "Connections since the start.", total)
-        limited = CounterMetricFamily(
-            f"{PREFIX}limited_total", "Times that a limit or rule refused or delayed a client.", labels=("limit",)
-        )
-        for name, count in broker.limit_counters.counts().items():
-            limited.add_metric((name,), count)
-        yield limited
+        text = "Times that a limit or rule refused or delayed a client."
+        yield _counters("limited_total", text, "limit", broker.limit_counters.counts())
 
     def _journal(self) -> Iterator[Metric]:
         journal = self._broker.journal
         stats = journal.stats()
-        yield GaugeMetricFamily(
-            f"{PREFIX}journal_bytes", "Size of the journal on disk; 0 without a journal.", stats.bytes_on_disk
-        )
+        yield _gauge("journal_bytes", "Size of the journal on disk; 0 without a journal.", stats.bytes_on_disk)
         if self._directory is not None and (free := free_bytes(self._directory)) is not None:
-            yield GaugeMetricFamily(f"{PREFIX}journal_disk_free_bytes", "Free space on the journal's disk.", free)
-        yield GaugeMetricFamily(
-            f"{PREFIX}journal_trouble",
-            "1 while the journal cannot be written, so that puts are refused.",
-            int(journal.write_error is not None),
-        )
+            yield _gauge("journal_disk_free_bytes", "Free space on the journal's disk.", free)
+        text = "1 while the journal cannot be written, so that puts are refused."
+        yield _gauge("journal_trouble", text, int(journal.write_error is not None))
         syncs = (stats.syncs, stats.sync_time)
         yield _histogram("journal_sync_seconds", "Duration of syncs of the journal.", *syncs, SYNC_BIT_LENGTHS)
 
@@ -209,33 +192,20 @@ class Metrics:
         bodies = self._broker.bodies
         if bodies is None:
             return
-        sizes = GaugeMetricFamily(f"{PREFIX}body_bytes", "Bytes of the bodies of all jobs.", labels=("where",))
-        counts = GaugeMetricFamily(f"{PREFIX}bodies", "Bodies of all jobs.", labels=("where",))
-        for where, size, count in (
-            ("memory", bodies.in_memory, bodies.resident),
-            ("disk", bodies.on_disk, bodies.jobs - bodies.resident),
-        ):
-            sizes.add_metric((where,), size)
-            counts.add_metric((where,), count)
-        yield sizes
-        yield counts
-        yield GaugeMetricFamily(f"{PREFIX}memory_limit_bytes", "Memory that jobs may use.", bodies.limit)
-        yield GaugeMetricFamily(f"{PREFIX}memory_taken_bytes", "Memory that jobs use, approximately.", bodies.taken)
-        yield GaugeMetricFamily(
-            f"{PREFIX}memory_full",
-            "1 while puts are refused because of the memory limit.",
-            int(not bodies.has_room(0)),
-        )
+        sizes = {"memory": bodies.in_memory, "disk": bodies.on_disk}
+        yield _gauges("body_bytes", "Bytes of the bodies of all jobs.", "where", sizes)
+        counts = {"memory": bodies.resident, "disk": bodies.jobs - bodies.resident}
+        yield _gauges("bodies", "Bodies of all jobs.", "where", counts)
+        yield _gauge("memory_limit_bytes", "Memory that jobs may use.", bodies.limit)
+        yield _gauge("memory_taken_bytes", "Memory that jobs use, approximately.", bodies.taken)
+        text = "1 while puts are refused because of the memory limit."
+        yield _gauge("memory_full", text, int(not bodies.has_room(0)))
 
     def _conditions(self) -> Iterator[Metric]:
         """Yield the conditions that need attention: the number of each kind, and the worst ones with their tubes."""
         counts = self._attention.counts
-        numbers = GaugeMetricFamily(
-            f"{PREFIX}attention_conditions", "Active conditions that need attention.", labels=("condition",)
-        )
-        for kind in KINDS:
-            numbers.add_metric((kind.name,), sum([counts[kind.name, severity] for severity in SEVERITIES]))
-        yield numbers
+        numbers = {kind.name: sum([counts[kind.name, severity] for severity in SEVERITIES]) for kind in KINDS}
+        yield _gauges("attention_conditions", "Active conditions that need attention.", "condition", numbers)
         active = GaugeMetricFamily(
             f"{PREFIX}attention",
             "1 for each active condition. The tube is empty for the server.",
@@ -249,33 +219,41 @@ class Metrics:
         alerts = self._alerts
         if alerts is None or not alerts.queues:
             return
-        labels = ("receiver",)
-        sent = CounterMetricFamily(
-            f"{PREFIX}alert_messages_sent_total",
-            "Messages about conditions that a receiver has accepted.",
-            labels=labels,
-        )
-        failed = CounterMetricFamily(
-            f"{PREFIX}alert_messages_failed_total", "Failed attempts to send a message about conditions.", labels=labels
-        )
-        waiting = GaugeMetricFamily(
-            f"{PREFIX}alert_conditions_waiting",
-            "Conditions that are due and that a receiver has not accepted.",
-            labels=labels,
-        )
-        for name in list(alerts.queues):
-            sent.add_metric((name,), alerts.sent[name])
-            failed.add_metric((name,), alerts.failed[name])
-            waiting.add_metric((name,), alerts.waiting(name))
-        yield from (sent, failed, waiting)
+        names = list(alerts.queues)
+        text = "Messages about conditions that a receiver has accepted."
+        yield _counters("alert_messages_sent_total", text, "receiver", {name: alerts.sent[name] for name in names})
+        text = "Failed attempts to send a message about conditions."
+        yield _counters("alert_messages_failed_total", text, "receiver", {name: alerts.failed[name] for name in names})
+        text = "Conditions that are due and that a receiver has not accepted."
+        yield _gauges("alert_conditions_waiting", text, "receiver", {name: alerts.waiting(name) for name in names})
 
 
 def role_metrics(role: ClusterStatus) -> Iterator[Metric]:
     """Yield the metrics of a server in a cluster."""
-    yield GaugeMetricFamily(f"{PREFIX}leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
+    yield _gauge("leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
     if role.behind is not None:
         text = "Time since the standby last reached the end of the journal; 0 while the server leads."
-        yield GaugeMetricFamily(f"{PREFIX}replication_lag_seconds", text, role.behind)
+        yield _gauge("replication_lag_seconds", text, role.behind)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{PREFIX}{name}", text, value)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Return a gauge with the *values* by *label*."""
+    return _labelled(GaugeMetricFamily(f"{PREFIX}{name}", text, labels=(label,)), values)
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Return a counter with the *values* by *label*."""
+    return _labelled(CounterMetricFamily(f"{PREFIX}{name}", text, labels=(label,)), values)
+
+
+def _labelled(metric: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
+    for label, value in values.items():
+        metric.add_metric((label,), value)
+    return metric
 
 
 def exposition(metrics: Iterable[Metric]) -> Response:
