@@ -143,7 +143,6 @@ _NEW_JOB_RECORD: Final = struct.Struct("<IQBQI8xQQQ20xBB")
 """The same for a job without a delay and with all counts 0."""
 
 _UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_FIELDS.format[1:])
-_MOVE_RECORD: Final = struct.Struct("<IQB" + MOVE_FIELDS.format[1:])
 _RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_FIELDS.format[1:])
 _LENGTHS: Final = struct.Struct("<BH")
 """Lengths of the events and attributes in JOB_WITH_ATTRIBUTES."""
@@ -152,7 +151,6 @@ _OTHER_RECORD: Final = struct.Struct("<IQB")
 
 _JOB_LENGTH: Final = JOB_FIELDS.size
 _UPDATE_LENGTH: Final = UPDATE_FIELDS.size
-_MOVE_LENGTH: Final = MOVE_FIELDS.size
 _DELETE_LENGTH: Final = DELETE_FIELDS.size
 _RESERVE_LENGTH: Final = RESERVE_FIELDS.size
 _EVENT_SIZE: Final = job_history.EVENT.size
@@ -303,8 +301,6 @@ def pause_size(tube: bytes) -> int:
 class Encoder:
     """Encodes the records of one segment."""
 
-    __slots__ = ("_salt", "_seal", "_seed")
-
     def __init__(self, salt: bytes) -> None:
         self._salt: bytes = salt
         self._seed: int = seed_of(salt)
@@ -374,14 +370,23 @@ class Encoder:
 
     def update(self, job: Job, sequence: int) -> bytes:
         """Return an UPDATE record of *job* as it is now, with its last event."""
+        return self._changed(job, sequence, UPDATE, b"")
+
+    def move(self, job: Job, sequence: int, attributes: bytes) -> bytes:
+        """Return a MOVE record of *job* as it is now, with its last event; *attributes* as for `begin_job`."""
+        name = job.tube.name
+        return self._changed(job, sequence, MOVE, b"%c%b%b" % (len(name), name, attributes))
+
+    def _changed(self, job: Job, sequence: int, kind: int, rest: bytes) -> bytes:
+        """Return a record of *kind* with the fields of UPDATE and *rest*."""
         state, deadline = job.state, job.deadline
         if job.cold.former_state:
             state, deadline = job.cold.former_state, job.cold.former_deadline
         try:
             fields = _UPDATE_RECORD.pack(
-                _UPDATE_LENGTH,
+                _UPDATE_LENGTH + len(rest),
                 sequence,
-                UPDATE,
+                kind,
                 job.id,
                 job.pri,
                 job.delay,
@@ -396,67 +401,28 @@ class Encoder:
             )
         except struct.error:
             _clamp_counts(job)
-            return self.update(job, sequence)
-        return self.seal(fields)
-
-    def move(self, job: Job, sequence: int, attributes: bytes) -> bytes:
-        """Return a MOVE record of *job* as it is now, with its last event; *attributes* as for `begin_job`."""
-        state, deadline, name = job.state, job.deadline, job.tube.name
-        if job.cold.former_state:
-            state, deadline = job.cold.former_state, job.cold.former_deadline
-        try:
-            fields = _MOVE_RECORD.pack(
-                _MOVE_LENGTH + len(name) + len(attributes),
-                sequence,
-                MOVE,
-                job.id,
-                job.pri,
-                job.delay,
-                deadline,
-                job.reserves,
-                job.timeouts,
-                job.releases,
-                job.buries,
-                job.kicks,
-                state,
-                job.events[-_EVENT_SIZE:],
-                len(name),
-            )
-        except struct.error:
-            _clamp_counts(job)
-            return self.move(job, sequence, attributes)
-        return self.seal(fields + name + attributes)
+            return self._changed(job, sequence, kind, rest)
+        return self.seal(fields, rest)
 
     def reserve(self, job: Job, sequence: int) -> bytes:
         """Return a RESERVE record of *job*, which has just been reserved."""
         assert job.holder is not None
-        try:
-            fields = _RESERVE_RECORD.pack(
-                _RESERVE_LENGTH,
-                sequence,
-                RESERVE,
-                job.id,
-                job.reserves,
-                job.cold.timeouts,
-                job.reserved_at,
-                RESERVED,
-                job.holder.number,
-            )
-        except struct.error:
-            _clamp_counts(job)
-            return self.reserve(job, sequence)
-        return self.seal(fields)
+        return self._reservation(job, sequence, job.reserved_at, RESERVED, job.holder.number)
 
     def expire_reservation(self, job: Job, sequence: int) -> bytes:
         """Return a RESERVE record of *job*, whose reservation has ended as its last event says."""
-        event = job_history.last(job.events)
+        at, kind, client = job_history.last(job.events)
+        return self._reservation(job, sequence, at, kind, client)
+
+    def _reservation(self, job: Job, sequence: int, at: int, event: int, client: int) -> bytes:
+        """Return a RESERVE record of *job* with an event of the kind *event*."""
         try:
             fields = _RESERVE_RECORD.pack(
-                _RESERVE_LENGTH, sequence, RESERVE, job.id, job.reserves, job.timeouts, *event
+                _RESERVE_LENGTH, sequence, RESERVE, job.id, job.reserves, job.cold.timeouts, at, event, client
             )
         except struct.error:
             _clamp_counts(job)
-            return self.expire_reservation(job, sequence)
+            return self._reservation(job, sequence, at, event, client)
         return self.seal(fields)
 
     def delete(self, id: int, sequence: int) -> bytes:
