@@ -54,34 +54,6 @@ class Client:
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     """
 
-    __slots__ = (
-        "_deadlines",
-        "address",
-        "awaited_id",
-        "connected_at",
-        "finished",
-        "hang_up",
-        "is_closed",
-        "is_http",
-        "is_producer",
-        "is_waiting",
-        "is_worker",
-        "may_inspect",
-        "name",
-        "number",
-        "outcome",
-        "reserved",
-        "timer_at",
-        "tube_set",
-        "used",
-        "wait_number",
-        "wait_until",
-        "waiting_since",
-        "wake",
-        "watched",
-        "weighting",
-    )
-
     def __init__(self, tube: Tube, wake: Callable[[], None], number: int = 0) -> None:
         """Use and watch *tube*; the broker updates the tube's counts."""
         self.number: int = number

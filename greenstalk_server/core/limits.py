@@ -86,8 +86,6 @@ class Limits:
 class LimitCounters:
     """Counters of how often each limit was hit since the start."""
 
-    __slots__ = ("_counts", "_listeners")
-
     def __init__(self, listeners: Iterable[BrokerListener] = ()) -> None:
         """*listeners* are notified of each hit; the list may grow."""
         self._counts: dict[str, int] = dict.fromkeys(LIMIT_DESCRIPTIONS, 0)
@@ -109,8 +107,6 @@ class JobQuotas:
 
     body_bytes  size in bytes of the bodies of all jobs; the broker keeps it current.
     """
-
-    __slots__ = ("_limits", "body_bytes")
 
     def __init__(self, limits: Limits) -> None:
         self._limits: Limits = limits

@@ -35,8 +35,6 @@ class Timers:
     removed when its target is armed for an earlier time, so no operation has to remove many of them.
     """
 
-    __slots__ = ("_keys", "_last", "_serials", "_targets")
-
     def __init__(self) -> None:
         self._keys: SortedKeys = SortedKeys()
         self._targets: dict[int, Target] = {}  # by serial number
@@ -91,8 +89,6 @@ class Dependents:
 
     Invariant: while there are targets, a tick is due, so none is forgotten (see transitions.dependents).
     """
-
-    __slots__ = ("_arm", "targets", "timer_at")
 
     def __init__(self, arm: Callable[[Target, int], None]) -> None:
         """*arm* is the broker's method."""

@@ -69,8 +69,6 @@ class PatternIndex:
     A pattern with a star is indexed by the text before its first star or, if that is empty, after its last star.
     """
 
-    __slots__ = ("_by_prefix", "_by_suffix", "_exact", "_prefix_lengths", "_suffix_lengths")
-
     def __init__(self) -> None:
         self._exact: dict[bytes, list[int]] = {}
         self._by_prefix: dict[bytes, list[_Indexed]] = {}

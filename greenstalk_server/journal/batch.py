@@ -42,23 +42,6 @@ class Batch:
     surplus     segments without records whose files it has not removed yet.
     """
 
-    __slots__ = (
-        "_files",
-        "_is_never_synced",
-        "_parts",
-        "_required_free",
-        "_room_ahead",
-        "finished",
-        "ids",
-        "is_short",
-        "is_synced",
-        "next_id",
-        "sequence",
-        "size",
-        "surplus",
-        "sync_times",
-    )
-
     def __init__(
         self,
         files: Files,
@@ -179,8 +162,6 @@ class SyncTask:
     time        nanoseconds that it took, once it has run.
     """
 
-    __slots__ = ("_files", "_handle", "next_id", "segment", "sequence", "time")
-
     def __init__(self, files: Files, handle: int, segment: int, sequence: int, next_id: int) -> None:
         self._files: Files = files
         self._handle: int = handle
@@ -201,8 +182,6 @@ class BodyRead:
     bodies      by id: the bodies that were read.
     errors      by id: why a body was not read.
     """
-
-    __slots__ = ("_files", "_wanted", "bodies", "errors", "jobs")
 
     def __init__(
         self,
@@ -267,20 +246,6 @@ class Maintenance:
     error_message   message about the operation that failed, and its consequence; %s stands for the error.
     error           why it failed, or None.
     """
-
-    __slots__ = (
-        "_files",
-        "_has_ahead",
-        "_is_never_synced",
-        "_spare",
-        "_to_create",
-        "_to_remove",
-        "created",
-        "error",
-        "error_message",
-        "free",
-        "not_removed",
-    )
 
     def __init__(
         self,

@@ -36,8 +36,6 @@ class Compaction:
     copied_records  JOB records that were copied since the start.
     """
 
-    __slots__ = ("_eviction", "_log", "_space", "copied_records")
-
     def __init__(self, segment_log: SegmentLog, space: Space, eviction: Eviction) -> None:
         self.copied_records: int = 0
         self._log: SegmentLog = segment_log

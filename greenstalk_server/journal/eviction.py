@@ -28,8 +28,6 @@ class Eviction:
     lost    ids of jobs whose bodies could not be read back.
     """
 
-    __slots__ = ("_files", "_log", "_number", "_remaining", "bodies", "lost", "wanted")
-
     def __init__(self, files: Files, segment_log: SegmentLog) -> None:
         self.bodies: Bodies | None = None
         self.wanted: list[Job] = []

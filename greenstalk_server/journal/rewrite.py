@@ -59,8 +59,6 @@ class Step:
     is_last     nothing remains to rewrite after it, unless commands run during the step.
     """
 
-    __slots__ = ("changes", "copies", "deletes", "entries", "groups", "is_last")
-
     def __init__(
         self,
         copies: list[Job],
@@ -84,8 +82,6 @@ class SliceBudget:
 
     is_sliced   other greenlets have run since the attempt began.
     """
-
-    __slots__ = ("_left", "is_sliced")
 
     def __init__(self) -> None:
         self._left: int = REWRITE_SLICE

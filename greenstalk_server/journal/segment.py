@@ -104,34 +104,6 @@ class Segment:
                 and change names.
     """
 
-    __slots__ = (
-        "allocated",
-        "capacity",
-        "chunks",
-        "copied",
-        "cursor",
-        "encoder",
-        "entries",
-        "first_sequence",
-        "growth",
-        "handle",
-        "has_file",
-        "has_repeats",
-        "ids",
-        "is_begun",
-        "is_listed",
-        "is_proven",
-        "last_sequence",
-        "live_bytes",
-        "number",
-        "pending_copies",
-        "starts",
-        "touched",
-        "unsealed",
-        "used",
-        "written",
-    )
-
     def __init__(self, number: int, capacity: int) -> None:
         self.number: int = number
         self.capacity: int = capacity

@@ -75,44 +75,6 @@ class SegmentLog:
     keeps_positions bodies may be read back, so the position of each JOB record is kept.
     """
 
-    __slots__ = (
-        "_random_bytes",
-        "_reserves_ids",
-        "ahead",
-        "current",
-        "entries",
-        "evictable",
-        "finished_bytes",
-        "free",
-        "groups",
-        "growth",
-        "ids_end",
-        "ids_wanted_at",
-        "is_full",
-        "jobs",
-        "keeps_positions",
-        "keys",
-        "largest",
-        "live_bytes",
-        "max_size",
-        "newest",
-        "newest_on_disk",
-        "next_id",
-        "next_number",
-        "on_disk",
-        "orphaned",
-        "outstanding",
-        "pending_removal",
-        "policies",
-        "recovered_sequence",
-        "segments",
-        "sequence",
-        "surplus",
-        "tubes",
-        "unsafe",
-        "wants_rewrite",
-    )
-
     def __init__(self, max_size: int, random_bytes: Callable[[int], bytes], *, reserves_ids: bool) -> None:
         """*max_size*: bytes of a segment. *reserves_ids*: replies may be sent before their ids are on disk."""
         self._random_bytes: Callable[[int], bytes] = random_bytes

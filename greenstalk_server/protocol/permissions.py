@@ -24,8 +24,6 @@ class Permission:
              exist.
     """
 
-    __slots__ = ("missing", "reply", "text")
-
     def __init__(
         self,
         text: str,

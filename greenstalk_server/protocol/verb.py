@@ -32,20 +32,6 @@ class Verb:
     takes_id        whether an id is the only argument.
     """
 
-    __slots__ = (
-        "arguments",
-        "awaits_journal",
-        "handle",
-        "is_extension",
-        "is_repeated",
-        "max_line",
-        "name",
-        "needs_space",
-        "parse",
-        "permission",
-        "takes_id",
-    )
-
     def __init__(
         self,
         name: bytes,

@@ -56,8 +56,6 @@ class JobTable(MutableMapping[int, Job]):
     Invariant: `_newest` is the number of the last page that was created for a new id.
     """
 
-    __slots__ = ("_count", "_newest", "_pages", "_shards")
-
     def __init__(self) -> None:
         self._count: int = 0
         self._newest: int = -1

@@ -113,8 +113,6 @@ class Setting:
     needs       the policy must also have at least one of these keys, because the setting has no effect without them.
     """
 
-    __slots__ = ("allowed", "needs", "read")
-
     def __init__(self, read: Callable[[object], object], allowed: str, needs: tuple[str, ...] = ()) -> None:
         self.read: Callable[[object], object] = read
         self.allowed: str = allowed
@@ -467,8 +465,6 @@ class PolicySet:
     policies            policies by name.
     dead_letter_tubes   tubes that `dead_letter` of any policy names.
     """
-
-    __slots__ = ("_cache", "_entries", "_following", "_index", "dead_letter_tubes", "policies")
 
     def __init__(self, policies: Iterable[Policy] = ()) -> None:
         """Invariant: no two *policies* have the same name."""

@@ -21,8 +21,6 @@ class PolicyStore:
                         kept until they are replaced or removed.
     """
 
-    __slots__ = ("documents", "file_policies", "runtime_policies", "unreadable")
-
     def __init__(self) -> None:
         self.file_policies: dict[str, Policy] = {}
         self.runtime_policies: dict[str, Policy] = {}

@@ -18,8 +18,6 @@ class PolicySweep:
     tubes       tubes whose jobs the sweep has to visit.
     """
 
-    __slots__ = ("ids", "names", "timer_at", "tubes")
-
     def __init__(self) -> None:
         self.timer_at: int = 0
         self.names: list[bytes] = []

@@ -69,8 +69,6 @@ class RetainedKeys:
     name.
     """
 
-    __slots__ = ("_by_tube", "_times", "table", "timer_at")
-
     def __init__(self) -> None:
         self.table: dict[tuple[bytes, bytes], tuple[int, int]] = {}
         self.timer_at: int = 0

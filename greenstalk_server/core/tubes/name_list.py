@@ -105,8 +105,6 @@ class TubeNames:
     measuring the names would take 25 ms. A chunk that a list refers to is copied before it is changed.
     """
 
-    __slots__ = ("_budget", "_bytes", "_chunks", "_count", "_last", "_list", "_version")
-
     def __init__(self, budget: NameBudget) -> None:
         self._budget: NameBudget = budget
         self._version: int = 0
