@@ -11,11 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Final
+from typing import Final, cast
 
 import greenstalk
 
-from greenstalk_client.client import Client, Job
+from greenstalk_client.client import Client, Job, JobMeta
 
 REQUEST_TIMEOUT: Final = 10.0
 """Seconds to wait for a reply, in addition to the timeout of a reserve."""
@@ -43,13 +43,15 @@ class Link:
     lost too: the server gives them to other workers.
     """
 
-    def __init__(self, sock: socket.socket, tubes: Mapping[str, int | None]) -> None:
+    def __init__(self, sock: socket.socket, tubes: Mapping[str, int | None], *, always_meta: bool = False) -> None:
         """Prepare the connected *sock* for reserves from *tubes*, a mapping of names to weights or None.
 
+        With *always_meta*, jobs have META_FIELDS on every server; without the extensions that takes a request per job.
         On failure, close *sock* and raise one of LINK_ERRORS.
         """
         sock.settimeout(REQUEST_TIMEOUT)
         self._sock = sock
+        self._always_meta = always_meta
         self._client: Client[bytes] = Client(sock, encoding=None)
         try:
             for tube, weight in tubes.items():
@@ -91,7 +93,7 @@ class Link:
         self._sock.settimeout(timeout + REQUEST_TIMEOUT)
         jobs = self._reserve(count, timeout)
         self._sock.settimeout(REQUEST_TIMEOUT)
-        self._ttrs = {job.id: job.meta["ttr"] for job in jobs} if self._client.has_extensions() else {}
+        self._ttrs = {job.id: job.meta["ttr"] for job in jobs if len(job.meta)}
         self._jobs = {job.id: job for job in jobs}
         if jobs:
             self.touch_at = monotonic() + self._touch_interval()
@@ -104,9 +106,21 @@ class Link:
         try:
             while len(jobs) < count:
                 jobs.append(self._client.reserve(0 if jobs else timeout))
+                if self._always_meta:
+                    jobs[-1].meta = self._meta_of(jobs[-1].id)
         except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError):
             pass
         return jobs
+
+    def _meta_of(self, id: int) -> JobMeta:
+        """Return META_FIELDS of a job from its statistics. A job counts its reserves, but not its attempts."""
+        text = self._client._read_chunk(self._client._int_cmd(b"stats-job %d" % id, b"OK")).decode()
+        stats = dict(line.split(": ", 1) for line in text.splitlines()[1:])
+        tube = stats["tube"].strip('"')
+        return cast(
+            "JobMeta",
+            {"tube": tube, "pri": int(stats["pri"]), "ttr": int(stats["ttr"]), "attempts": int(stats["reserves"])},
+        )
 
     def delete(self, job: Job[bytes]) -> None:
         """Delete *job*, and in the same request the jobs that other threads have finished since the last one."""
@@ -232,7 +246,7 @@ class Link:
     def _priority(self, job: Job[bytes], priority: int | None) -> int:
         if priority is not None:
             return priority
-        return job.meta["pri"] if self._client.has_extensions() else self._client.stats_job(job)["pri"]
+        return job.meta["pri"] if len(job.meta) else self._client.stats_job(job)["pri"]
 
     def _lose(self, reason: object) -> None:
         if not self.is_lost:

@@ -86,6 +86,9 @@ def work(
     concurrency: int = 1,
     prefetch: int = 0,
     stop_timeout: float = 30.0,
+    max_jobs: int | None = None,
+    until_empty: bool = False,
+    always_meta: bool = False,
 ) -> None:
     """Reserve jobs from *tubes* and call *handler* with each, until SIGTERM or SIGINT (Ctrl-C).
 
@@ -114,13 +117,24 @@ def work(
         because other workers cannot get the prefetched jobs. The worker has at most
         concurrency + prefetch + 1 connections.
     :param stop_timeout: Seconds to wait for running handlers, 0 or more.
+    :param max_jobs: Return after this number of jobs, 1 or more. None sets no limit.
+    :param until_empty: Return when no job is ready and the running handlers have finished.
+    :param always_meta: Give jobs their `meta` on a server without the extensions too, with one request per job.
 
     Raise greenstalk.UnknownCommandError or greenstalk.BadFormatError if the server refuses to serve these tubes,
     ValueError if an argument is out of range, and TypeError if the handler is not callable, `async def`, or a generator
     function.
     """
     worker = Worker(
-        tubes, handler, server=server, concurrency=concurrency, prefetch=prefetch, stop_timeout=stop_timeout
+        tubes,
+        handler,
+        server=server,
+        concurrency=concurrency,
+        prefetch=prefetch,
+        stop_timeout=stop_timeout,
+        max_jobs=max_jobs,
+        until_empty=until_empty,
+        always_meta=always_meta,
     )
     with _stopped_by_signals(worker):
         worker.run()
@@ -148,6 +162,9 @@ class Worker:
         concurrency: int = 1,
         prefetch: int = 0,
         stop_timeout: float = 30.0,
+        max_jobs: int | None = None,
+        until_empty: bool = False,
+        always_meta: bool = False,
     ) -> None:
         self._tubes = _weights(tubes)
         if not self._tubes:
@@ -160,12 +177,18 @@ class Worker:
             raise ValueError(f"the concurrency {concurrency} is not 1 to {MAX_CONCURRENCY}")
         if prefetch < 0 or not stop_timeout >= 0:
             raise ValueError("prefetch and stop_timeout must be 0 or more")
+        if max_jobs is not None and max_jobs < 1:
+            raise ValueError(f"max_jobs is {max_jobs}, but must be 1 or more")
         _require_synchronous(handler)
         self._handler = handler
         self._server = server
         self._concurrency = concurrency
         self._prefetch = prefetch
         self._stop_timeout = stop_timeout
+        self._until_empty = until_empty
+        self._always_meta = always_meta
+        self._left: float = math.inf if max_jobs is None else max_jobs
+        """Number of jobs that may still be reserved."""
         self._orders: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may call its put
         self._lock = threading.Lock()
         self._has_job = threading.Condition(self._lock)
@@ -181,7 +204,7 @@ class Worker:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Work until `stop` is called. Raise what `work` raises."""
+        """Work until `stop` is called, or as `max_jobs` and `until_empty` say. Raise what `work` raises."""
         targets = [self._reserve_jobs, self._touch_jobs, *[self._handle_jobs] * self._concurrency]
         threads = [threading.Thread(target=each, name=f"greenstalk{each.__name__}", daemon=True) for each in targets]
         for thread in threads:
@@ -244,6 +267,7 @@ class Worker:
             self._reserve_until_stopped()
         except BaseException as error:  # noqa: BLE001  run() raises it
             self._error = error
+        if not self._is_stopping:
             self.stop()
         with self._lock:
             self._is_stopping = True
@@ -269,6 +293,7 @@ class Worker:
             else:
                 pause = MIN_PAUSE
                 with self._lock:
+                    self._left = 0 if self._until_empty and not tasks else self._left - len(tasks)
                     self._tasks.extend(tasks)
                     self._has_job.notify(len(tasks))
                     self._has_touch.notify()
@@ -276,8 +301,11 @@ class Worker:
     def _room(self) -> int:
         """Wait for room for jobs; return the number of jobs to reserve, or 0 when the worker stops."""
         with self._lock:
-            self._has_room.wait_for(lambda: self._is_stopping or self._count() > 0)
+            self._has_room.wait_for(lambda: self._is_stopping or self._count() > 0 or self._is_done())
             return 0 if self._is_stopping else self._count()
+
+    def _is_done(self) -> bool:
+        return not (self._left or self._tasks or self._running)
 
     def _count(self) -> int:
         """Return the number of jobs to reserve now: 0 while more than half of the prefetch is waiting to start."""
@@ -285,7 +313,7 @@ class Worker:
         prefetched = len(self._tasks) - idle
         if prefetched > self._prefetch // 2:
             return 0
-        return min(self._prefetch - prefetched, MAX_BATCH)
+        return int(min(self._prefetch - prefetched, MAX_BATCH, self._left))
 
     def _reserve(self, count: int) -> list[_Task]:
         """Reserve up to *count* jobs on a link without jobs. Raise one of LINK_ERRORS."""
@@ -295,7 +323,8 @@ class Worker:
                 return []
             self._reserving = link
         try:
-            return [_Task(link, job) for job in link.reserve(count, RESERVE_TIMEOUT)]
+            timeout = 0 if self._until_empty else RESERVE_TIMEOUT
+            return [_Task(link, job) for job in link.reserve(count, timeout)]
         except BaseException:
             self._drop(link)
             raise
@@ -309,7 +338,7 @@ class Worker:
                 if not link.detect_loss():
                     return link
                 self._drop(link)
-        link = Link(self._connect(), self._tubes)
+        link = Link(self._connect(), self._tubes, always_meta=self._always_meta)
         with self._lock:
             if not self._has_ended:
                 self._links.append(link)

@@ -206,6 +206,38 @@ def test_job_has_no_facts_on_plain_beanstalkd(plain: Address) -> None:
         eventually(lambda: found == [{}], "the job has run")
 
 
+def test_job_has_facts_on_every_server_on_request(queue: Client[str], address: Address) -> None:
+    found: list[object] = []
+    queue.use("007")
+    queue.put("facts", priority=5, ttr=3)
+    queue.use("mail")
+    work("007", lambda job: found.append(job.meta), server=address, max_jobs=1, always_meta=True)
+    assert found == [{"tube": "007", "pri": 5, "ttr": 3, "attempts": 1}]
+
+
+def test_worker_returns_after_a_number_of_jobs(queue: Client[str], address: Address) -> None:
+    done: list[bytes] = []
+    for number in range(5):
+        queue.put(f"{number}")
+    work("mail", lambda job: done.append(job.body), server=address, max_jobs=3, concurrency=2)
+    assert sorted(done) == [b"0", b"1", b"2"]
+    assert count(queue, "ready") == 2
+    assert queue.stats_tube("mail")["current-jobs-reserved"] == 0
+
+
+def test_worker_returns_when_no_job_is_ready(queue: Client[str], address: Address) -> None:
+    done: list[bytes] = []
+
+    def handle(job: Job[bytes]) -> None:
+        done.append(job.body)
+        if job.body == b"0":
+            queue.put("another")
+
+    queue.put("0")
+    work("mail", handle, server=address, until_empty=True)
+    assert done == [b"0", b"another"]
+
+
 def test_worker_selects_tubes_by_weight(ours: Address) -> None:
     """A batch that is released has most jobs of the heavy tube."""
     with Client(ours) as queue:
@@ -497,7 +529,7 @@ def test_worker_over_tls(tmp_path: Path) -> None:
     "options", [{"concurrency": 0}, {"concurrency": 1001}, {"prefetch": -1}, {"stop_timeout": float("nan")}]
 )
 def test_option_out_of_range_is_a_value_error(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"0 or more|not 1 to 1000"):
+    with pytest.raises(ValueError, match=r"0 or more|not 1 to 1000|1 or more"):
         Worker("mail", lambda job: None, **options)
 
 
