@@ -10,6 +10,7 @@ queue                                   what both ways to a server have in commo
 server                                  one connection over the protocol
 http_client, api                        the JSON API over one HTTP connection
 transfer, bulk, follower, snapshot      moving jobs one by one, tasks of the server, new jobs, rates
+runner                                  a command of the system for each job of a worker
 table, columns, output                  tables that fit the terminal, JSON, questions, progress
 settings, params, selection, job_action what commands share: options, argument types, job selection, reports
 commands                                one module for each command

@@ -32,6 +32,7 @@ from greenstalkctl.commands import (
     tail,
     top,
     wait,
+    work,
 )
 from greenstalkctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_RESULT, EXIT_USAGE, CommandError
 from greenstalkctl.settings import PROGRAM, CommandGroup, Settings
@@ -70,6 +71,7 @@ for command in (
     tail.tail,
     put.put,
     wait.wait,
+    work.work,
     kick.kick,
     bury.bury,
     delete.delete,

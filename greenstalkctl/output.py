@@ -29,14 +29,25 @@ UNLIMITED_WIDTH: Final = 1_000_000
 class Output:
     """Writes the output of a command as the global options ask."""
 
-    def __init__(self, *, is_json: bool, assumes_yes: bool, has_colour: bool, has_header: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        is_json: bool,
+        assumes_yes: bool,
+        has_colour: bool,
+        has_header: bool = True,
+        is_quiet: bool = False,
+    ) -> None:
         self.is_json = is_json
+        self._is_quiet = is_quiet
         self._has_header = has_header
         self._assumes_yes = assumes_yes
         self._colours: Literal["auto"] | None = "auto" if has_colour else None
 
     def show(self, data: Any, *human: RenderableType) -> None:
         """Write *data* as one line of JSON with --json, else the *human* parts; a str is written unchanged."""
+        if self._is_quiet:
+            return
         if self.is_json:
             click.echo(document(data))
             return
@@ -52,6 +63,11 @@ class Output:
 
     def note(self, text: str) -> None:
         """Write a message that is not a result to stderr."""
+        if not self._is_quiet:
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        """Write a message to stderr, with --quiet too."""
         click.echo(text, err=True)
 
     def console(self) -> Console:
@@ -75,7 +91,7 @@ class Output:
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Advance]:
         """Show a progress bar on stderr if that is a terminal; yield the function that advances it."""
-        if not sys.stderr.isatty():
+        if self._is_quiet or not sys.stderr.isatty():
             yield lambda _: None
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

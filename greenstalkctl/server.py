@@ -177,6 +177,10 @@ class Server:
             return False
         return True
 
+    def has_extensions(self) -> bool:
+        """Return whether the server has the protocol extensions."""
+        return self._ask(self._client.has_extensions)
+
     def stats(self) -> Stats:
         """Return the server's statistics; `version` is its own, even if it shows beanstalkd's to other clients."""
         stats = self._ask(lambda: validate_stats(dict(self._client.stats()), SERVER_STATS))

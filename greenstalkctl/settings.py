@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -36,8 +37,36 @@ TLS_FILES: Final = {
 }
 """Options that name a file; the variable of each is GREENSTALKCTL_ and its name in capital letters."""
 
+DEFAULT_TIMEOUT: Final = 10.0
+"""Seconds that a request may take."""
+
 _SET_API: Final = f"set --api or {API_VARIABLE} to the URL of its dashboard, such as http://127.0.0.1:8080"
 _TOKEN: Final = re.compile(r"[!-~]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """A function that connects a new socket, for a worker of `greenstalk_client`."""
+
+    address: Address
+    timeout: float
+    context: ssl.SSLContext | None
+
+    def __call__(self) -> socket.socket:
+        """Return a connected socket; raise OSError."""
+        sock = self.address.connect(self.timeout)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self.context is None:
+            return sock
+        self.context.sslsocket_class = ssl.SSLSocket
+        try:
+            return self.context.wrap_socket(sock, server_hostname=self.address.host)
+        except OSError:
+            sock.close()
+            raise
+
+    def __str__(self) -> str:
+        return str(self.address)
 
 
 @dataclass(slots=True)
@@ -57,8 +86,9 @@ class Settings:
     cafile: str = ""
     cert: str = ""
     key: str = ""
-    timeout: float = 10.0
+    timeout: float = DEFAULT_TIMEOUT
     is_json: bool = False
+    is_quiet: bool = False
     assumes_yes: bool = False
     has_colour: bool = field(default_factory=lambda: not os.environ.get("NO_COLOR"))
     has_header: bool = True
@@ -83,12 +113,30 @@ class Settings:
         *target* is the other server that the command connects to. Raise Unreachable, or InvalidUsage if only --api
         names a server.
         """
+        address = self._address()
+        self._expect_tls(address, *([self._with_scheme(target)] if target is not None else []))
+        return Server(address, self.timeout, self._tls(address))
+
+    def connector(self) -> Connector:
+        """Return a function that connects a new socket to the server of --server."""
+        address = self._address()
+        return Connector(address, self.timeout, self._tls(address))
+
+    def take_timeout(self) -> float | None:
+        """Return --timeout if it is on the command line, and give requests the default limit instead.
+
+        The commands that call this method limit something else than a request by --timeout.
+        """
+        if "timeout" not in self.on_command_line:
+            return None
+        taken, self.timeout = self.timeout, DEFAULT_TIMEOUT
+        return taken
+
+    def _address(self) -> Address:
         address = self._effective("server", self.server)
         if address is None and self._effective("api", self.api) is not None:
             raise InvalidUsage("this command uses the beanstalk protocol, not the API: add --server HOST:PORT")
-        address = self._with_scheme(address or Address())
-        self._expect_tls(address, *([self._with_scheme(target)] if target is not None else []))
-        return Server(address, self.timeout, self._tls(address))
+        return self._with_scheme(address or Address())
 
     def connect_to(self, target: Address) -> Server:
         """Connect over the protocol to *target*, instead of the server of --server."""
@@ -142,6 +190,7 @@ class Settings:
         """The output of the command."""
         return Output(
             is_json=self.is_json,
+            is_quiet=self.is_quiet,
             assumes_yes=self.assumes_yes,
             has_colour=self.has_colour,
             has_header=self.has_header,
@@ -284,6 +333,13 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
             help=f"Read the API's token from the first line of FILE instead of the variable {TOKEN_VARIABLE}.",
         ),
         option("--json", "is_json", is_flag=True, help="Write JSON: one document, or one per line."),
+        option(
+            "-q",
+            "--quiet",
+            "is_quiet",
+            is_flag=True,
+            help="Write no results and no notes, only errors: the exit code is the result.",
+        ),
         option(
             "--no-header",
             "has_header",

@@ -37,6 +37,8 @@ def tail(settings: Settings, tube: str, number: int, follow: bool, interval: flo
     """
     if consume and sys.__stdout__ is None:
         raise InvalidUsage("stdout is closed, so the consumed jobs would be lost")
+    if consume and settings.is_quiet:
+        raise InvalidUsage("with --quiet the consumed jobs would be lost")
     with settings.connect() if consume else settings.open_queue() as queue, Interrupt() as interrupt:
         if consume and isinstance(queue, Server):
             settings.out.confirm(f"delete the ready jobs of {tube} from {queue.address}, as they are printed")

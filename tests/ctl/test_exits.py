@@ -55,6 +55,15 @@ def test_error_message_is_a_sentence_followed_by_a_hint(tmp_path: Path) -> None:
     assert run("tubes", "--sort", "colour").err.count(".") == run("tubes", "--sort", "colour").err.count(". ") + 1
 
 
+def test_quiet_commands_write_errors_only(one: Server) -> None:
+    assert ctl(one, "put", "hello", "--tube", "mail", "-q") == Done(0, b"", "")
+    assert ctl(one, "--quiet", "tubes") == Done(0, b"", "")
+    missing = ctl(one, "delete", "99999", "--yes", "-q")
+    assert (missing.code, missing.out) == (1, b"") and "99999" in missing.err
+    assert ctl(one, "tail", "mail", "--consume", "--yes", "-q").code == 2
+    assert ctl(one, "delete", "mail", "--state", "ready", "--all", "--yes", "-q") == Done(0, b"", "")
+
+
 def test_tubes_and_top_share_sort_columns() -> None:
     choices = {}
     for command in ("tubes", "top"):

@@ -102,6 +102,8 @@ def test_every_kind_of_command_by_tls(plain_client: str, directory: Path) -> Non
     assert run(*given, "peek", job_id, "--raw").out == body
     assert run(*given, "move", "mail", "post").code == 0
     assert run(*given, "bury", "--tube", "post", "--all").code == 0
+    assert run(*given, "put", "hello", "--tube", "jobs").code == 0
+    assert run(*given, "work", "jobs", "--count", "1", "--", "true").code == 0
     assert run(*given, "tail", "post").code == 0
     assert run(*given, "ping", "--json").json["server"] == f"tls:{plain_client}"
     assert run(*given, "clear", "post", "--yes").code == 0

@@ -218,8 +218,13 @@ _spawned: Final[list[subprocess.Popen[bytes]]] = []
 
 def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
     """Start the command as a child process without a terminal. It is ended after the test."""
+    return spawn_at(where(server), *args)
+
+
+def spawn_at(where: tuple[str, ...], *args: str) -> subprocess.Popen[bytes]:
+    """Start the command with the options *where*, which select a server."""
     process = forking.Process(
-        [*MINDING_SIGNALS, *COMMAND, *where(server), *args],
+        [*MINDING_SIGNALS, *COMMAND, *where, *args],
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,0 +1,156 @@
+"""`work` with real commands and both servers: exit codes, variables, retries, time limits, signals, reconnects."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.ctl.world import Client, connect, ctl, finish, ids, jobs, run, spawn, spawn_at
+from tests.support.daemon import Daemon
+from tests.support.peer import eventually
+from tests.support.ports import free_ports
+from tests.support.servers import Server
+
+
+def test_command_gets_the_body_and_the_facts_and_its_job_is_deleted(
+    server: Server, mail: Client, tmp_path: Path
+) -> None:
+    job = mail.put(b"hello\0" * 100_00, priority=7, ttr=90)
+    out = tmp_path / "out"
+    script = f"cat > {out}; env | grep ^GREENSTALK_JOB_ | sort > {out}.facts"
+    done = ctl(server, "work", "mail", "--count", "1", "--", "sh", "-c", script)
+    assert (done.code, done.out) == (0, b"")
+    assert out.read_bytes() == b"hello\0" * 100_00
+    assert Path(f"{out}.facts").read_text().split() == [
+        "GREENSTALK_JOB_ATTEMPT=1",
+        f"GREENSTALK_JOB_ID={job}",
+        "GREENSTALK_JOB_PRI=7",
+        "GREENSTALK_JOB_TTR=90",
+        "GREENSTALK_JOB_TUBE=mail",
+    ]
+    assert f"job {job} of mail is done in " in done.err
+    assert jobs(server, "mail") == []
+
+
+def test_exit_code_decides_about_the_job(server: Server, mail: Client) -> None:
+    for code in (0, 65, 75, 1):
+        mail.put(b"%d" % code, ttr=99)
+    done = ctl(server, "work", "mail", "--count", "4", "--backoff", "40s", "--", "sh", "-c", "exit `cat`")
+    assert done.code == 1 and done.err.endswith("greenstalkctl: the command failed for 3 jobs\n")
+    assert [job[:2] for job in jobs(server, "mail")] == [("buried", b"65"), ("delayed", b"1"), ("delayed", b"75")]
+    assert {mail.stats_job(job)["delay"] for job in ids(mail, "mail", "delayed")} == {40}
+
+
+def test_failure_is_buried_if_asked(one: Server) -> None:
+    with connect(one, "mail") as mail:
+        mail.put(b"75")
+        mail.put(b"3")
+    command = ("--until-empty", "--on-failure", "bury", "--", "sh", "-c", "exit `cat`")
+    assert ctl(one, "work", "mail", *command).code == 1
+    assert [job[:2] for job in jobs(one, "mail")] == [("buried", b"3"), ("delayed", b"75")]
+
+
+def test_job_is_buried_after_its_last_attempt(server: Server, mail: Client, tmp_path: Path) -> None:
+    job = mail.put(b"")
+    script = f"echo $GREENSTALK_JOB_ATTEMPT >> {tmp_path / 'attempts'}; kill -9 $$"
+    command = ("--attempts", "3", "--backoff", "0", "--until-empty", "--", "sh", "-c", script)
+    done = ctl(server, "work", "mail", *command)
+    assert (tmp_path / "attempts").read_text().split() == ["1", "2", "3"]
+    assert ids(mail, "mail", "buried") == [job]
+    assert f"job {job} is buried: signal SIGKILL on attempt 3 of 3\n" in done.err
+
+
+def test_delay_doubles_up_to_a_maximum(one: Server) -> None:
+    delays = []
+    with connect(one, "mail") as mail:
+        job = mail.put(b"")
+        for _ in range(4):
+            ctl(one, "work", "mail", "--count", "1", "--backoff", "30", "--max-backoff", "100", "--", "false")
+            delays.append(mail.stats_job(job)["delay"])
+            mail.kick(1)
+    assert delays == [30, 60, 100, 100]
+
+
+def test_command_that_takes_too_long_is_ended_and_its_job_is_released(server: Server, mail: Client) -> None:
+    """The command takes longer than the TTR before; the job is touched meanwhile."""
+    job = mail.put(b"", ttr=1)
+    done = ctl(server, "work", "mail", "--count", "1", "--timeout", "2500ms", "--", "sleep", "99")
+    assert f"job {job} of mail failed on attempt 1: the command took more than 2.5 s; it runs again in 10 s" in done.err
+    stats = mail.stats_job(job)
+    assert (stats["state"], stats["timeouts"], stats["releases"]) == ("delayed", 0, 1)
+
+
+def test_commands_run_at_the_same_time(one: Server, tmp_path: Path) -> None:
+    with connect(one, "a") as client:
+        client.put(b"1")
+        client.use("b")
+        client.put(b"2")
+    script = f"cd {tmp_path}; touch $GREENSTALK_JOB_TUBE; until [ -e a ] && [ -e b ]; do sleep 0.05; done"
+    done = ctl(one, "work", "a", "b", "--concurrency", "2", "--count", "2", "--", "sh", "-c", script)
+    assert done.code == 0
+
+
+def test_first_signal_waits_for_the_command(one: Server, tmp_path: Path) -> None:
+    with connect(one, "mail") as mail:
+        mail.put(b"")
+        script = f"cd {tmp_path}; touch begun; until [ -e go ]; do sleep 0.05; done"
+        process = spawn(one, "work", "mail", "--", "sh", "-c", script)
+        eventually((tmp_path / "begun").exists, "the command runs")
+        second = mail.put(b"second")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline().startswith(b"stopping when")
+        (tmp_path / "go").touch()
+        assert finish(process).code == 0
+        assert ids(mail, "mail", "ready") == [second]
+    assert len(jobs(one, "mail")) == 1
+
+
+def test_second_signal_ends_the_command_and_releases_the_job(one: Server, tmp_path: Path) -> None:
+    with connect(one, "mail") as mail:
+        job = mail.put(b"")
+        script = f"touch {tmp_path / 'begun'}; sleep 99"
+        process = spawn(one, "work", "mail", "--", "sh", "-c", script)
+        eventually((tmp_path / "begun").exists, "the command runs")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().startswith(b"stopping when")
+        done = finish(process, signal.SIGTERM)
+        assert done.code == 130
+        assert done.err.endswith("greenstalkctl: the commands were ended, and their jobs are ready again\n")
+        assert ids(mail, "mail", "ready") == [job]
+
+
+def test_worker_reconnects_after_a_restart_of_the_server(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    options = ("-l", "127.0.0.1", "-p", str(port), "--no-web")
+    where = ("--server", f"127.0.0.1:{port}")
+    with Daemon(*options):
+        process = spawn_at(where, "work", "mail", "--count", "2", "--", "sh", "-c", f"cat >> {tmp_path / 'bodies'}")
+        assert run(*where, "put", "one", "--tube", "mail").code == 0
+        eventually((tmp_path / "bodies").exists, "the first job is done")
+    with Daemon(*options):
+        assert run(*where, "put", "two", "--tube", "mail").code == 0
+        done = finish(process)
+    assert done.code == 0
+    assert (tmp_path / "bodies").read_text() == "onetwo"
+    assert f"cannot reserve from 127.0.0.1:{port}: " in done.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("mail",), "write the command after --"),
+        (("mail", "cat"), "write the command after --"),
+        (("--", "cat"), "name the tube"),
+        (("mail", "--", "no-such-program"), "there is no program no-such-program"),
+        (("two words", "--", "cat"), "is not a valid tube name"),
+    ],
+)
+def test_wrong_command_line_reserves_nothing(args: tuple[str, ...], message: str) -> None:
+    done = run("work", *args)
+    assert done.code == 2 and message in done.err
+
+
+def test_server_that_is_not_reachable_at_the_start_is_an_error() -> None:
+    assert run("--server", f"127.0.0.1:{free_ports(1)[0]}", "work", "mail", "--", "cat").code == 3
