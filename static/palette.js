@@ -15,11 +15,10 @@
   const body = document.getElementById("palette-body");
   const list = document.getElementById("palette-list");
   const status = document.getElementById("palette-status");
+  const combobox = new window.Combobox(input, body, list, status, { noun: "result", first: 0, open, choose });
 
   let shown = []; // the options in the list: {kind, label, run}
-  let at = 0; // the selected option
   let tubes = []; // tubes in the last response of the server
-  let asking = null; // the AbortController of the current request
   let typing = 0;
 
   // Whether *label* has the characters of *text* in this order, ignoring case. The server finds tubes in the same way.
@@ -85,79 +84,30 @@
     return found;
   }
 
-  function select(place) {
-    at = Math.min(Math.max(place, 0), shown.length - 1);
-    [...list.children].forEach((option, index) => option.setAttribute("aria-selected", String(index === at)));
-    if (shown.length > 0) {
-      input.setAttribute("aria-activedescendant", list.children[at].id);
-      list.children[at].scrollIntoView({ block: "nearest" });
-    } else {
-      input.removeAttribute("aria-activedescendant");
-    }
-  }
-
-  function option({ kind, label }, index) {
-    const element = document.createElement("li");
-    const type = document.createElement("span");
-    const name = document.createElement("span");
-    element.id = `palette-${index}`;
-    element.setAttribute("role", "option");
-    type.className = "kind";
-    type.textContent = kind;
-    name.textContent = label;
-    element.append(type, " ", name);
-    return element;
-  }
-
   function show(place) {
     shown = options(input.value.trim());
-    list.replaceChildren(...shown.map(option));
-    input.setAttribute("aria-expanded", String(shown.length > 0));
-    status.textContent = `${shown.length} ${shown.length === 1 ? "result" : "results"}`;
-    select(place);
+    combobox.show(shown.map(({ kind, label }) => [kind, label]), ["kind", ""], place);
   }
 
   async function find() {
-    asking?.abort();
     const text = input.value.trim();
-    if (text === "") {
-      return;
-    }
-    const mine = new AbortController();
-    asking = mine;
-    try {
-      const response = await fetch(address(form.dataset.find, "q", text), { signal: mine.signal, cache: "no-store" });
-      const found = response.ok ? (await response.json()).tubes : [];
-      if (asking === mine) {
-        tubes = found;
-        show(at);
-      }
-    } catch {
-      // a newer request has replaced this one, or the server does not respond
+    const found = text === "" ? null : await combobox.ask(address(form.dataset.find, "q", text));
+    if (found !== null && !body.hidden) {
+      tubes = found.tubes;
+      show(combobox.at);
     }
   }
 
-  function close() {
-    body.hidden = true;
-    input.setAttribute("aria-expanded", "false");
-    input.removeAttribute("aria-activedescendant");
-    status.textContent = "";
-  }
-
-  function choose() {
-    const chosen = shown[at];
-    if (chosen !== undefined) {
-      close();
-      input.value = "";
-      input.blur();
-      chosen.run();
-    }
+  function choose(place) {
+    combobox.close();
+    input.value = "";
+    input.blur();
+    shown[place].run();
   }
 
   function open() {
     if (body.hidden && document.querySelector("dialog[open]") === null) {
       tubes = [];
-      body.hidden = false;
       input.focus();
       input.select();
       show(0);
@@ -167,9 +117,7 @@
 
   input.addEventListener("input", () => {
     const text = input.value.trim();
-    asking?.abort();
-    asking = null;
-    body.hidden = false;
+    combobox.stopAsking();
     tubes = tubes.filter((name) => text !== "" && matches(name, text));
     show(0);
     clearTimeout(typing);
@@ -177,28 +125,9 @@
   });
 
   input.addEventListener("keydown", (event) => {
-    const moves = { ArrowDown: 1, ArrowUp: -1 };
-    if (event.key in moves) {
-      event.preventDefault();
-      if (body.hidden) {
-        open();
-      } else {
-        select(at + moves[event.key]);
-      }
-    } else if (event.key === "Escape") {
-      close();
+    if (event.key === "Escape") {
+      combobox.close();
       input.blur();
-    } else if (event.key === "Enter" && !event.isComposing && !body.hidden && shown.length > 0) {
-      event.preventDefault();
-      choose();
-    }
-  });
-
-  list.addEventListener("click", (event) => {
-    const clicked = event.target.closest("[role=option]");
-    if (clicked !== null) {
-      select([...list.children].indexOf(clicked));
-      choose();
     }
   });
 
@@ -212,13 +141,7 @@
   input.addEventListener("click", open);
   form.addEventListener("focusout", (event) => {
     if (!form.contains(event.relatedTarget)) {
-      close();
+      combobox.close();
     }
   });
-  list.addEventListener("mousedown", (event) => event.preventDefault()); // keeps the focus in the field
-  for (const [name, value] of Object.entries({
-    role: "combobox", "aria-expanded": "false", "aria-controls": "palette-list", "aria-autocomplete": "list",
-  })) {
-    input.setAttribute(name, value);
-  }
 })();

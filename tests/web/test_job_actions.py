@@ -243,7 +243,7 @@ def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name
     assert queue.broker.jobs[id].body == body
     _, copy = done(post(client, "/job/copy", id=id, delay="0"), "/job")
     assert queue.broker.jobs[copy].body == body
-    common = ["/static/times.js", "/static/menu.js", "/static/keys.js", "/static/palette.js"]
+    common = ["/static/times.js", "/static/menu.js", "/static/keys.js", "/static/combobox.js", "/static/palette.js"]
     for path, scripts in (("/job/form", common), ("/job", [*common, "/static/live.js"])):
         elements = Page(client.get(path, query_string={"id": id}).text).elements
         assert [a.get("src") for tag, a in elements if tag == "script"] == scripts
