@@ -6,6 +6,10 @@ A comment in the line above a block of commands changes how it is run:
     <!-- not run: REASON -->   leave the block out
     <!-- run last -->          run the block after all others
     <!-- serves -->            the block's last command is a server in the foreground: run it in the background
+
+A comment above a block of any other language makes it a file, which the commands below it use:
+
+    <!-- file: NAME -->
 """
 
 from __future__ import annotations
@@ -20,12 +24,13 @@ from typing import Any, NamedTuple
 
 from tests.support.pages import path_with_commands, run_in_shell
 
-TIMEOUT = 60.0
+TIMEOUT = 100.0
 """Maximum run time of all commands of a page, in seconds."""
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^>]*?) -->\n+)?^```sh\n(?P<commands>.*?)^```\n"
-    r"(?:\n```(?P<kind>json|text)\n(?P<shown>.*?)^```)?",
+    r"(?:\n```(?P<kind>json|text)\n(?P<shown>.*?)^```)?"
+    r"|^<!-- file: (?P<name>\S+) -->\n+^```\w+\n(?P<content>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
 _NOTE = re.compile(r"not run: .+|run last|serves|run last, serves")
@@ -70,6 +75,10 @@ def examples(text: str) -> list[Example]:
 
 def _parse(text: str) -> Iterator[Example]:
     for match in _BLOCK.finditer(text):
+        if match["name"]:
+            line = text.count("\n", 0, match.start("content")) + 1
+            yield Example(line, f"cat > {match['name']} <<'END'\n{match['content']}END\n", None, "", "")
+            continue
         note = match["note"] if match["note"] and _NOTE.fullmatch(match["note"]) else ""
         if not note.startswith("not run"):
             line = text.count("\n", 0, match.start("commands")) + 1

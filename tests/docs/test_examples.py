@@ -24,14 +24,23 @@ PAGES: Mapping[str, bool] = {
     "metrics.md": False,
     "security.md": False,
     "../README.md": True,
+    "priorities-and-ttr.md": True,
+    "retries.md": True,
+    "unique-jobs.md": True,
+    "recurring-jobs.md": True,
+    "outbox.md": True,
+    "autoscaling.md": True,
+    "ci.md": True,
+    "troubleshooting.md": True,
+    "from-other-queues.md": True,
 }
 """Pages, and whether their commands expect the server of `make run`."""
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_of_a_page_print_the_shown_output(page: str, tmp_path: Path) -> None:
-    for command, package in (("curl", "curl"), ("openssl", "openssl"), ("socat", "socat")):
-        assert shutil.which(command), f"{command} is missing: apt-get install {package}"
+    for command in ("curl", "jq", "openssl", "socat"):
+        assert shutil.which(command), f"{command} is missing: apt-get install {command}"
     found = examples((REPOSITORY / "docs" / page).read_text())
     assert found
     if not PAGES[page]:
@@ -41,7 +50,12 @@ def test_commands_of_a_page_print_the_shown_output(page: str, tmp_path: Path) ->
     else:
         with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # like `make run`, on free ports
             web, queue = urlsplit(server.dashboard).port, f"127.0.0.1:{server.port}"
-            replacements = {"127.0.0.1:11300": queue, ":8080": f":{web}", ".venv/bin/": ""}
+            replacements = {
+                "127.0.0.1:11300": queue,
+                '"127.0.0.1", 11300': f'"127.0.0.1", {server.port}',
+                ":8080": f":{web}",
+                ".venv/bin/": "",
+            }
             printed = run(found, tmp_path, replacements, GREENSTALKCTL_SERVER=queue)
     for example, text in zip(found, printed, strict=True):
         assert matches(example, text), f"line {example.line} printed {text}, and the page shows {example.shown}"
