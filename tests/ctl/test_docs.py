@@ -18,11 +18,11 @@ from tests.support.peer import eventually
 from tests.support.processes import ending
 
 PAGE = (REPOSITORY / "docs" / "greenstalkctl.md").read_text()
-README = (REPOSITORY / "README.md").read_text()
+START = (REPOSITORY / "docs" / "start.md").read_text()
 JOBS_PAGE = (REPOSITORY / "docs" / "http-jobs.md").read_text()
 EXAMPLES = [
     example.strip()
-    for block in re.findall(r"```sh\n(.*?)```", PAGE + README, re.DOTALL)
+    for block in re.findall(r"```sh\n(.*?)```", PAGE + START, re.DOTALL)
     for example in re.findall(r"greenstalkctl ((?:'[^']*'|[^'|<>#)&\n])*)", block)
 ]
 

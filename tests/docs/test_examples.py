@@ -23,7 +23,7 @@ PAGES: Mapping[str, bool] = {
     "api.md": True,
     "metrics.md": False,
     "security.md": False,
-    "../README.md": True,
+    "start.md": True,
     "priorities-and-ttr.md": True,
     "retries.md": True,
     "unique-jobs.md": True,

@@ -1,4 +1,4 @@
-"""The README: its first example runs as written, and the variables that it and docs/ name exist."""
+"""The first program of docs/start.md runs as written, and the variables that the README and docs/ name exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from greenstalk_server.config.definitions import DEFINITIONS
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.processes import ending
 
-README = (REPOSITORY / "README.md").read_text()
+START = (REPOSITORY / "docs" / "start.md").read_text()
 OF_THE_BUILD = {"GREENSTALK_COMPILE", "GREENSTALK_PURE"}
 """The variables that setup.py and greenstalk_server/build.py read."""
 
@@ -23,8 +23,8 @@ PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
 
 
 def first_example() -> tuple[str, str]:
-    """Return the first Python example, and its output according to the README."""
-    match = re.search(r"```python\n(.*?)```\n.*?```text\n(.*?)```", README, re.DOTALL)
+    """Return the first Python example, and its output according to the page."""
+    match = re.search(r"```python\n(.*?)```\n.*?```text\n(.*?)```", START, re.DOTALL)
     assert match is not None
     return match[1], match[2]
 
@@ -37,7 +37,7 @@ def is_free(port: int) -> bool:
         return False
 
 
-def test_first_example_of_the_readme_runs() -> None:
+def test_first_program_runs() -> None:
     """If another server uses port 11300, as Debian's beanstalkd does, only the port differs."""
     source, expected = first_example()
     with Daemon("-l", "127.0.0.1", "-p", "11300" if is_free(11300) else "0", "--no-web") as daemon:

@@ -44,9 +44,10 @@ def test_import_loads_greenstalk_and_the_standard_library(wheel: Path, tmp_path:
     assert not loaded & {"asyncio", "email", "http", "multiprocessing", "ssl", "urllib"}  # slow, and not needed
 
 
-def test_readme_has_the_example_of_the_project() -> None:
-    """That example is run as the README of the project has it."""
+def test_readme_has_the_first_program() -> None:
+    """That program is run as docs/start.md has it."""
     blocks = [
-        re.findall(r"```python\n.*?```", (top / "README.md").read_text(), re.DOTALL) for top in (SOURCE, REPOSITORY)
+        re.findall(r"```python\n.*?```", page.read_text(), re.DOTALL)
+        for page in (SOURCE / "README.md", REPOSITORY / "docs" / "start.md")
     ]
     assert blocks[0] == blocks[1]
