@@ -169,6 +169,26 @@ def build_requirements() -> list[str]:
     return [*compiler, *(each for each in PROJECT["dependencies"] if not each.startswith("greenstalk"))]
 
 
+def readme() -> str:
+    """Return README.md as the description of the distributions.
+
+    Paths in its links become addresses in the repository that `[project.urls]` names. Without that setting, the texts
+    of these links stay, and images are left out.
+    """
+    repository = PROJECT.get("urls", {}).get("Repository", "")
+    commit = "HEAD" if "dev" in VERSION else f"v{VERSION}"
+
+    def absolute(match: re.Match[str]) -> str:
+        link, image, text, path = match.group(0, 1, 2, 3)
+        if re.match("[a-z]+:", path):
+            return link
+        if repository:
+            return f"{image}[{text}]({repository}/{'raw' if image else 'blob'}/{commit}/{path})"
+        return "" if image else text
+
+    return re.sub(r"(!?)\[([^]]*)\]\(([^)\s]+)\)", absolute, (CHECKOUT / "README.md").read_text())
+
+
 def write_version(file: Path) -> None:
     """Write VERSION, which may have a commit, into a copy of `version.py`."""
     text, count = re.subn(r'(?m)^(VERSION: Final = )".*"$', rf'\1"{VERSION}"', file.read_text())
@@ -247,6 +267,8 @@ LIBRARY = compiled_library() if COMPILING & set(sys.argv) else None
 
 setup(
     version=VERSION,
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     distclass=CompiledDistribution,
     cmdclass={"build_py": BuildFromScratch, "compile_core": CompileCore},
     # Only when pip asks for them: with another command, setuptools would install them itself.
