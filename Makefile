@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb release release-checks test-clients audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
+.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb site test-site release release-checks test-clients audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,12 +65,19 @@ test-clients: need-test-clients $(VENV)/.installed-dev  ## run the workers of do
 	npm install --silent --no-package-lock --prefix build/clients jackd@2.2.2
 	$(BIN)/python -m pytest -n 2 tools/clients
 
+site: $(VENV)/.installed-site  ## set up, then build the website of the documentation into build/site; a broken link is an error
+	rm -rf build/site
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c tools/site -d build/site-cache . build/site
+
+test-site: need-test-site site $(VENV)/.installed-dev  ## build the website, then check its links, that each page can be reached, and its search in a browser
+	$(BIN)/python -m pytest tools/site
+
 release: $(VENV)/.installed-dev  ## check a copy of the last commit, then tag it: VERSION=0.2.0; RELEASING.md describes it
 	$(BIN)/python -m tools.release $(or $(VERSION),$(error set VERSION, for example: make release VERSION=0.2.0)) $(MAKE) release-checks
 
-release-checks:  ## run everything that a release runs: CI, dist and deb with their tests, and the workers in other languages
+release-checks:  ## run everything that a release runs: CI, the website, dist and deb with their tests, and the workers in other languages
 	.ci/run
-	$(MAKE) dist test-dist deb test-deb test-clients
+	$(MAKE) test-site dist test-dist deb test-deb test-clients
 
 check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and import layers
 	$(BIN)/ruff check
@@ -123,6 +130,10 @@ $(VENV)/.installed: $(PACKAGING) | $(VENV)/.made
 
 $(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
 	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable ./greenstalk_client --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-site: $(PACKAGING) | $(VENV)/.made
+	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable ./greenstalk_client --editable '.[site]'
 	@touch $@ $(VENV)/.installed
 
 # Install the Debian packages that a target needs, as root; else fail with the command that installs them.

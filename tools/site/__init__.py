@@ -1,0 +1,1 @@
+"""The website of the documentation: `make site` builds it, and `make test-site` checks it."""

@@ -1,0 +1,72 @@
+"""The website of the documentation: Sphinx configuration for `make site`.
+
+The pages are those of the repository, at the same paths, so a link that works on GitHub works here. docs/README.md is
+the navigation: each of its headings is a section, with the pages that its table links to. A page that it does not link
+to is an error.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from itertools import starmap
+from pathlib import Path
+from posixpath import normpath
+from typing import Any, Final
+
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+INDEX: Final = "docs/README"
+sys.path.insert(0, str(REPOSITORY))
+
+from greenstalk_server.version import VERSION  # noqa: E402  after the path is set
+
+project = "Greenstalk Server"
+version = release = VERSION
+extensions = ["myst_parser"]
+include_patterns = ["*.md", "docs/*.md", "bench/*.md", "greenstalk_client/CHANGELOG.md"]
+exclude_patterns = [".*", "build", "dist"]
+root_doc = "README"
+source_suffix = {".md": "markdown"}
+myst_heading_anchors = 4  # GitHub's anchors
+
+html_theme = "furo"  # system fonts, and nothing from other hosts
+html_title = f"{project} {version}"
+html_favicon = "../../static/favicon.svg"
+html_copy_source = False
+html_use_index = False
+html_show_sourcelink = False
+html_show_sphinx = False
+
+
+def setup(app: Any) -> None:
+    """Register the functions below."""
+    app.connect("source-read", add_navigation)
+    app.connect("build-finished", add_index)
+
+
+def add_navigation(_app: Any, page: str, source: list[str]) -> None:
+    """Add the index and its sections to the first page."""
+    if page == root_doc:
+        source[0] += toctree("", [INDEX])
+        source[0] += "".join(starmap(toctree, sections((REPOSITORY / f"{INDEX}.md").read_text())))
+
+
+def toctree(caption: str, pages: list[str]) -> str:
+    """Return a part of the navigation."""
+    options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
+    return f"\n```{{toctree}}\n{options}\n" + "\n".join(pages) + "\n```\n"
+
+
+def sections(index: str) -> list[tuple[str, list[str]]]:
+    """Return each heading of the page *index* with the pages that its section links to."""
+    return [
+        (part.partition("\n")[0], [normpath(f"docs/{link}") for link in re.findall(r"\]\(([^)#]+\.md)\)", part)])
+        for part in re.split(r"^## ", index, flags=re.MULTILINE)[1:]
+    ]
+
+
+def add_index(app: Any, error: Exception | None) -> None:
+    """Copy the first page to index.html, which web servers look for."""
+    if error is None:
+        shutil.copy(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
