@@ -27,6 +27,7 @@ from greenstalk_server.config.command_line import (
 from greenstalk_server.config.options import PROGRAM, Options, UsageError
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.journal import record
+from greenstalk_server.journal.backups import export_dated
 from greenstalk_server.journal.check import check
 from greenstalk_server.journal.transfer import export_journal, import_journal
 from greenstalk_server.preflight import MAX_PASSWORD, check_start, importing_psycopg
@@ -120,8 +121,8 @@ def _run_command(command: Command) -> int:
             return _hash_password()
         case JournalCheck(where):
             return _check_journal(where)
-        case JournalExport(where, target, is_quiet):
-            return _export_journal(where, target, is_quiet=is_quiet)
+        case JournalExport():
+            return _export_journal(command)
         case JournalImport(where, source):
             if is_database_url(where):
                 with importing_psycopg():
@@ -139,13 +140,19 @@ def _check_journal(where: str) -> int:
     return check(where)
 
 
-def _export_journal(where: str, target: str | None, *, is_quiet: bool) -> int:
+def _export_journal(command: JournalExport) -> int:
     pause_gc()
-    if is_database_url(where):
+
+    def export(target: str | None) -> int:
+        if not is_database_url(command.directory):
+            return export_journal(command.directory, target, command.is_quiet)
         with importing_psycopg():
             from greenstalk_server.journal.postgresql.transfer import export_shared  # noqa: PLC0415
-        return export_shared(where, _journal_name(), target, is_quiet)
-    return export_journal(where, target, is_quiet)
+        return export_shared(command.directory, _journal_name(), target, command.is_quiet)
+
+    if command.target is None or command.keep is None:
+        return export(command.target)
+    return export_dated(command.target, command.keep, export)
 
 
 def _hash_password() -> int:

@@ -84,13 +84,15 @@ class JournalExport:
     """`journal export`: write the contents of a journal to a file.
 
     directory   directory of the journal, or URL of its database.
-    target      file to be written; None: stdout.
+    target      file to be written, or with *keep* the directory of a dated file; None: stdout.
     is_quiet    `-q`: report damage only.
+    keep        number of dated files to keep; None: *target* is a file.
     """
 
     directory: str
     target: str | None
     is_quiet: bool = False
+    keep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +195,31 @@ def _parse_journal(argv: Sequence[str]) -> Command:
         match arguments:
             case ["check", directory]:
                 return JournalCheck(directory)
-            case ["export", directory]:
-                return JournalExport(directory, None)
-            case ["export", directory, "-q"]:
-                return JournalExport(directory, None, is_quiet=True)
-            case ["export", directory, "-o", target] if target:
-                return JournalExport(directory, target)
-            case ["export", directory, "-o", target, "-q"] | ["export", directory, "-q", "-o", target] if target:
-                return JournalExport(directory, target, is_quiet=True)
+            case ["export", directory, *rest] if (export := _parse_export(directory, rest)) is not None:
+                return export
             case ["import", directory]:
                 return JournalImport(directory, None)
             case ["import", directory, source] if source and not source.startswith("-"):
                 return JournalImport(directory, source)
     command = " ".join(map(quote_value, (JOURNAL, *arguments)))
-    allowed = f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [-q]` or `{JOURNAL} import DIR [FILE]`"
+    allowed = (
+        f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [--keep N] [-q]` or `{JOURNAL} import DIR [FILE]`"
+    )
     raise UsageError(f"{command}: must be {allowed}")
+
+
+def _parse_export(directory: str, options: Sequence[str]) -> JournalExport | None:
+    """Parse the options of `journal export`; return None if they are invalid."""
+    given: dict[str, str] = {}
+    words = iter(options)
+    for word in words:
+        if word not in ("-o", "-q", "--keep") or word in given:
+            return None
+        given[word] = "" if word == "-q" else next(words, "")
+    target, keep = given.get("-o"), given.get("--keep")
+    if target == "" or (keep is not None and (target is None or not re.fullmatch("[1-9][0-9]{0,4}", keep))):
+        return None
+    return JournalExport(directory, target, "-q" in given, None if keep is None else int(keep))
 
 
 HEADLINE: Final = f"""\
@@ -217,6 +229,7 @@ Usage: {PROGRAM} [OPTIONS]
        {PROGRAM} hash-password
        {PROGRAM} journal check DIR
        {PROGRAM} journal export DIR|URL [-o FILE] [-q]
+       {PROGRAM} journal export DIR|URL -o BACKUPS --keep N [-q]
        {PROGRAM} journal import DIR|URL [FILE]
 
 A job queue that speaks the beanstalk protocol, as a replacement for beanstalkd: same port, same flags, same
@@ -234,7 +247,8 @@ may be running.
 `hash-password` reads a password from stdin, and prints its hash for a user in the configuration file.
 
 `journal check` reports the contents of the journal directory DIR, and any damage. `journal export` writes
-the contents as JSON lines; -q reports damage only. Both change nothing; a server may be running.
+the contents as JSON lines; -q reports damage only. Both change nothing; a server may be running. With
+--keep, an export is a dated file in the directory BACKUPS, and of such files only the newest N are kept.
 `journal import` reads such lines, and creates a journal from them in DIR, which must be empty. URL is a
 database URL, as for --journal; GREENSTALK_JOURNAL_NAME names the journal in that database.
 """

@@ -62,7 +62,8 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
         with _output(target) as out:
             out.writelines(writer.lines(now, recovery.next_id, entries, jobs))
     except OSError as error:
-        raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}", EXIT_JOURNAL) from error
+        outcome = "the output is not complete" if target is None or _is_special(target) else "no file was written"
+        raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}; {outcome}", EXIT_JOURNAL) from error
     if in_use and not is_quiet:
         _print_status(f"{in_use}; the archive has all changes that were acknowledged before the export began")
     for damage in recovery.damage:

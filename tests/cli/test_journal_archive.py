@@ -250,8 +250,52 @@ def test_export_that_cannot_be_written_leaves_no_file(original: Path, tmp_path: 
     with open(writer, "wb") as broken:  # noqa: PTH123  a descriptor
         command = [*COMMAND, "journal", "export", str(original)]
         process = forking.run(command, cwd=REPOSITORY, env=environment(), stdout=broken, timeout=TIMEOUT)
-    assert process.stderr == b"greenstalk-server: journal export: stdout: Broken pipe\n"
+    assert process.stderr == b"greenstalk-server: journal export: stdout: Broken pipe; the output is not complete\n"
     assert process.returncode == 10
+
+
+# Dated exports
+
+
+def test_only_the_newest_exports_are_kept(original: Path, exported: bytes, tmp_path: Path) -> None:
+    for day in (1, 2, 3):
+        (tmp_path / f"greenstalk-2026110{day}T031500Z.jsonl").write_bytes(exported)
+    others = {"greenstalk-20261101T040000Z.jsonl": b"not an export", "old.jsonl": exported, "notes.txt": b""}
+    for name, content in others.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "greenstalk-20261101T050000Z.jsonl").symlink_to(tmp_path / "old.jsonl")
+    (tmp_path / "greenstalk-20261104T031500Z.jsonl.part").write_bytes(b"left by a killed export")
+    done = export(original, "-q", "-o", str(tmp_path), "--keep", "2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    left = {path.name for path in tmp_path.iterdir()} - others.keys() - {"greenstalk-20261101T050000Z.jsonl"}
+    assert {name for name in left if name < "greenstalk-20261104"} == {"greenstalk-20261103T031500Z.jsonl"}
+    (made,) = left - {"greenstalk-20261103T031500Z.jsonl"}
+    assert re.fullmatch(r"greenstalk-\d{8}T\d{6}Z\.jsonl", made)
+    assert lines_of((tmp_path / made).read_bytes())[1:-1] == lines_of(exported)[1:-1]
+    assert {name: (tmp_path / name).read_bytes() for name in others} == others
+
+
+def test_export_of_a_damaged_journal_removes_no_export(original: Path, exported: bytes, tmp_path: Path) -> None:
+    queue, backups = tmp_path / "queue", tmp_path / "backups"
+    shutil.copytree(original, queue)
+    data = bytearray((queue / "journal.1").read_bytes())
+    data[data.index(BINARY)] ^= 1
+    (queue / "journal.1").write_bytes(data)
+    backups.mkdir()
+    (backups / "greenstalk-20261101T031500Z.jsonl").write_bytes(exported)
+    assert export(queue, "-q", "-o", str(backups), "--keep", "1").returncode == 1
+    assert len(list(backups.iterdir())) == 2
+
+
+def test_dated_export_needs_a_directory_that_no_other_export_uses(original: Path, tmp_path: Path) -> None:
+    done = export(original, "-o", str(tmp_path / "missing"), "--keep", "1")
+    assert (done.returncode, done.stderr.count(b"No such file or directory")) == (10, 1)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    done = export(original, "-o", str(tmp_path), "--keep", "1")
+    os.close(descriptor)
+    assert (done.returncode, b"another export into " in done.stderr) == (10, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_import_needs_an_empty_unused_directory(exported: bytes, tmp_path: Path) -> None:

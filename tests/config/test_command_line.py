@@ -550,6 +550,8 @@ def test_address_of_a_disabled_dashboard_is_not_checked() -> None:
         (["journal", "check", "d"], JournalCheck("d")),
         (["journal", "export", "d"], JournalExport("d", None)),
         (["journal", "export", "d", "-o", "f"], JournalExport("d", "f")),
+        (["journal", "export", "d", "-q"], JournalExport("d", None, is_quiet=True)),
+        (["journal", "export", "d", "--keep", "14", "-q", "-o", "f"], JournalExport("d", "f", is_quiet=True, keep=14)),
         (["journal", "import", "d"], JournalImport("d", None)),
         (["journal", "import", "d", "f"], JournalImport("d", "f")),
         (["config"], ShowConfig(options(), is_json=False)),
@@ -577,6 +579,9 @@ def test_commands_are_parsed(argv: list[str], command: Command) -> None:
         ["export", "d", "f"],
         ["export", "d", "-o"],
         ["export", "d", "-o", ""],
+        ["export", "d", "--keep", "14"],
+        ["export", "d", "-o", "f", "--keep", "0"],
+        ["export", "d", "-q", "-q"],
         ["import", "d", "f", "g"],
         ["import", "d", "-f"],
         ["import", "d", ""],
@@ -587,7 +592,7 @@ def test_commands_are_parsed(argv: list[str], command: Command) -> None:
 def test_unknown_verb_of_journal_is_refused(argv: list[str]) -> None:
     error = refusal("journal", *argv)
     assert str(error).endswith(
-        ": must be `journal check DIR`, `journal export DIR [-o FILE] [-q]` or `journal import DIR [FILE]`"
+        ": must be `journal check DIR`, `journal export DIR [-o FILE] [--keep N] [-q]` or `journal import DIR [FILE]`"
     )
     assert error.exit_code == 5
 

@@ -24,6 +24,7 @@ from tests.faults.serving import (
     serving,
     states,
 )
+from tests.support.daemon import Daemon, run
 from tests.support.peer import Peer, eventually
 
 SEGMENT_SIZES = (65_536, 262_144, 1_048_576, 10_485_760)
@@ -286,3 +287,17 @@ def test_full_disk_with_small_files_answers_every_command(tmp_path: Path, size: 
         with serving(journal, "-f", "0", "-s", "4096") as server, Peer(server) as peer:
             assert list(jobs(peer, ids)) == ids
             assert set(states(peer, ids)) == {"ready"}
+
+
+def test_export_to_a_full_disk_leaves_no_file_and_removes_none(small_disk: Path, tmp_path: Path) -> None:
+    queue = tmp_path / "queue"
+    queue.mkdir()
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(queue)) as daemon:
+        for _ in range(20):
+            daemon.ask(b"put 0 0 60 60000\r\n" + b"x" * 60000 + b"\r\n")
+    old = small_disk / "greenstalk-20261101T031500Z.jsonl"
+    old.write_text('{"type":"head","format":"greenstalk journal"}')
+    done = run("journal", "export", str(queue), "-o", str(small_disk), "--keep", "1")
+    assert done.returncode == 10
+    assert done.stderr.endswith(": No space left on device; no file was written\n")
+    assert list(small_disk.iterdir()) == [old]
