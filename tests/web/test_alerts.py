@@ -581,7 +581,7 @@ def test_state_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: pyt
     store.restore()
     with locked(tmp_path):
         state.save({})
-        assert "database is locked" in state.last_error
+        assert "database is locked" in store.last_error
 
 
 # Reloads

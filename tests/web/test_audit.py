@@ -45,7 +45,7 @@ def kept(queue: Queue, directory: Path | None = None) -> Audit:
 
 
 def save(audit: Audit) -> None:
-    audit._store.save()
+    audit.store.save()
 
 
 def fill(audit: Audit, count: int, **details: str | int) -> None:
@@ -119,7 +119,7 @@ def test_entries_and_their_numbers_survive_a_restart(queue: Queue, tmp_path: Pat
     again.note("tube/put")
     assert numbers(again) == [3, 2, 1]
     assert list(again.newest_first())[1:] == list(audit.newest_first())
-    assert again.is_kept
+    assert again.store.is_kept
 
 
 def test_entries_before_the_restore_follow_those_of_the_previous_run(queue: Queue, tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytes
     client = queue.app(directory=str(tmp_path)).test_client()
     with locked(tmp_path):
         do(client, "/tube/pause", tube="mail", seconds=9)
-        until(lambda: client.application.extensions["dashboard"].audit.last_error)
+        until(lambda: client.application.extensions["dashboard"].store.last_error)
         page = Page(client.get("/audit").text).text
         assert "dashboard.sqlite3: database is locked" in page
         assert "tube/pause" in page

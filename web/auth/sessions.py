@@ -99,14 +99,9 @@ class Sessions:
         self._by_key: dict[str, Session] = {}
         self._salt: str = secrets.token_hex(16)
         self._fingerprints: dict[str, str] = {}
-        self._store: Store = store
+        self.store: Store = store
         store.on_restore(SALT, self._restore_salt)
         store.on_restore(ROW, self._restore)
-
-    @property
-    def last_error(self) -> str:
-        """Reason why the sessions in memory are not saved; empty if they are."""
-        return self._store.last_error
 
     def create(self, account: Account, address: str, browser: str, id_token: str = "") -> tuple[str, Session]:
         """Start a session; return its token, of which the server keeps only a hash, and the session. May switch."""
@@ -154,7 +149,7 @@ class Sessions:
         """End *session*. Does not switch."""
         session.is_ended = True
         if self._by_key.pop(session.key, None) is not None:
-            self._store.remove(ROW, 0, session.key.encode())
+            self.store.remove(ROW, 0, session.key.encode())
 
     def all(self) -> list[Session]:
         """Return the sessions, most recently used first."""
@@ -174,7 +169,7 @@ class Sessions:
         The hash of a shared password takes 40 ms at first, since the file must not help to guess the password.
         """
         secret = self._credential_of(account)
-        if not secret or not self._store.is_kept:
+        if not secret or not self.store.is_kept:
             return secret and "-"
         if not account.is_shared:
             return _hash(self._salt + secret)
@@ -186,7 +181,7 @@ class Sessions:
 
     def _save(self, session: Session) -> None:
         stored = StoredSession(**{name: getattr(session, name) for name in StoredSession.__struct_fields__})
-        self._store.put(ROW, 0, session.key.encode(), msgspec.json.encode(stored))
+        self.store.put(ROW, 0, session.key.encode(), msgspec.json.encode(stored))
 
     def _restore_salt(self, rows: list[Row]) -> None:
         """Continue with the salt of the previous run, without which its sessions are void."""
@@ -194,7 +189,7 @@ class Sessions:
             self._salt = rows[0].data.hex()
             self._fingerprints.clear()
         else:
-            self._store.put(SALT, 0, b"", bytes.fromhex(self._salt))
+            self.store.put(SALT, 0, b"", bytes.fromhex(self._salt))
 
     def _restore(self, rows: list[Row]) -> None:
         """Keep each session of *rows* that has not expired and whose credential is unchanged. May switch."""
@@ -209,7 +204,7 @@ class Sessions:
         if is_same and self.is_live(session):
             self._by_key.setdefault(session.key, session)
         else:
-            self._store.remove(ROW, 0, session.key.encode())
+            self.store.remove(ROW, 0, session.key.encode())
 
 
 def _slow_hash(salt: str, secret: str) -> str:

@@ -70,28 +70,19 @@ class Audit:
     """The audit log of one server.
 
     entries         the latest entries, oldest first.
+    store           keeps more of them.
     """
 
     def __init__(self, clock: Clock, store: Store) -> None:
         """Start without entries. The numbering continues that of *store* when it is restored."""
         self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._clock: Clock = clock
-        self._store: Store = store
+        self.store: Store = store
         self._next: int = 1
         self._is_restored: bool = False
         self._refusals: deque[int] = deque(maxlen=MAX_REFUSALS)
         self._omitted: int = 0
         store.on_restore_latest(ROW, self._restore)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the log survives a restart."""
-        return self._store.is_kept
-
-    @property
-    def last_error(self) -> str:
-        """Reason why some entries are not saved; empty if all are."""
-        return self._store.last_error
 
     def note(self, what: str, **details: str | int) -> None:
         """Log that the current principal did *what*, such as `tube/pause`. Does not switch."""
@@ -130,7 +121,7 @@ class Audit:
         before = min(before, recent[0].number if recent else self._next)
         pace = Pace()
         try:
-            while rows := self._store.latest(ROW, before, BATCH):
+            while rows := self.store.latest(ROW, before, BATCH):
                 before = rows[-1].number
                 for number, _, entry in decoded(rows, Entry, "so an entry of the audit log is left out"):
                     pace.yield_if_due()
@@ -148,6 +139,6 @@ class Audit:
             self._put(entry)
 
     def _put(self, entry: Entry) -> None:
-        self._store.put(ROW, entry.number, b"", msgspec.json.encode(entry))
+        self.store.put(ROW, entry.number, b"", msgspec.json.encode(entry))
         if entry.number % TRIM_INTERVAL == 0 and entry.number > MAX_KEPT:
-            self._store.trim(ROW, entry.number - MAX_KEPT)
+            self.store.trim(ROW, entry.number - MAX_KEPT)

@@ -84,26 +84,16 @@ class Reason:
 
 
 class SavedData:
-    """The saved data of one server. No method switches, except `save`."""
+    """The saved data of one server, which *store* keeps. No method switches, except `save`."""
 
     def __init__(self, store: Store) -> None:
         self.samples: dict[str, Sample] = {}
         self.searches: dict[str, SavedSearch] = {}
         self._reasons: dict[str, Reason] = {}
-        self._store: Store = store
+        self.store: Store = store
         store.on_restore(SAMPLE, partial(_restore, Sample, self.samples))
         store.on_restore(SEARCH, partial(_restore, SavedSearch, self.searches))
         store.on_restore(PAUSE, partial(_restore, Reason, self._reasons))
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the data survives a restart."""
-        return self._store.is_kept
-
-    @property
-    def last_error(self) -> str:
-        """Reason why the data in memory is not saved; empty if it is."""
-        return self._store.last_error
 
     # Samples
 
@@ -162,14 +152,14 @@ class SavedData:
     # Rows
 
     def save(self) -> None:
-        """Wait until the changes are written, or set `last_error`. Switches."""
-        self._store.save()
+        """Wait until the changes are written, or set `last_error` of the store. Switches."""
+        self.store.save()
 
     def _put(self, kind: str, name: str, value: Sample | SavedSearch | Reason) -> None:
-        self._store.put(kind, 0, name.encode(), msgspec.json.encode(value))
+        self.store.put(kind, 0, name.encode(), msgspec.json.encode(value))
 
     def _remove(self, kind: str, name: str) -> None:
-        self._store.remove(kind, 0, name.encode(errors="replace"))
+        self.store.remove(kind, 0, name.encode(errors="replace"))
 
 
 def _restore(kind: type[T], into: dict[str, T], rows: list[Row]) -> None:

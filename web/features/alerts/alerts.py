@@ -118,6 +118,7 @@ class Alerts:
         self._source: str = source
         self._path_of: Callable[[Link], str] = path_of
         self._role: Callable[[], ClusterStatus] | None = role
+        self.store: Store = store
         self._state: State = State(store, self._restart)
         self._observer: Service = Service("alerts", repeated(self.tick))
         self._sending: set[gevent.Greenlet] = set()
@@ -133,16 +134,6 @@ class Alerts:
         """Stop sending, and abort messages in transit. Does not switch."""
         self._is_stopped = True
         gevent.killall(list(self._sending), block=False)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the record of sent conditions survives a restart."""
-        return self._state.is_kept
-
-    @property
-    def last_error(self) -> str:
-        """Reason why the last change is not saved; empty if it is."""
-        return self._state.last_error
 
     @property
     def log(self) -> list[Delivery]:

@@ -68,18 +68,8 @@ class State:
         self._on_restored: Callable[[], None] = on_restored
         store.on_restore(ROW, self._restore)
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the state survives a restart."""
-        return self._store.is_kept
-
-    @property
-    def last_error(self) -> str:
-        """Reason why the state in memory is not saved; empty if it is."""
-        return self._store.last_error
-
     def save(self, alerts: Mapping[str, Iterable[Alert]]) -> None:
-        """Write the state with the sent ones of *alerts*, which are by receiver, or set `last_error`. Switches."""
+        """Write the state with the sent ones of *alerts*, by receiver, or set `store.last_error`. Switches."""
         sent = {name: [alert for alert in some if alert.sent_at] for name, some in alerts.items()}
         state = SavedState(2, sent, list(self.log))
         self._store.put(ROW, 0, b"", msgspec.json.encode(state))

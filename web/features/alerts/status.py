@@ -51,7 +51,9 @@ def alert_status(alerts: Alerts, limit: int) -> AlertStatus:
         for name, queue in alerts.queues.items()
     ]
     deliveries = alerts.log[:limit]
-    return AlertStatus(receivers=receivers, deliveries=deliveries, is_kept=alerts.is_kept, trouble=alerts.last_error)
+    return AlertStatus(
+        receivers=receivers, deliveries=deliveries, is_kept=alerts.store.is_kept, trouble=alerts.store.last_error
+    )
 
 
 def _shown_address(target: Target) -> str:

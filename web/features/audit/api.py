@@ -105,5 +105,5 @@ class AuditEndpoints:
         return AuditList(
             entries=[model_of(AuditEntry, one, at=instant(one.at)) for one in entries],
             next_cursor=dump(_AuditPlace(following)) if following else None,
-            trouble=self._audit.last_error,
+            trouble=self._audit.store.last_error,
         )

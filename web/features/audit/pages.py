@@ -96,8 +96,8 @@ class AuditPages:
             kept={name: value for name in FIELDS if (value := _given(name))},
             longest_filter=MAX_FILTER_LENGTH,
             is_first=not before,
-            is_kept=self._audit.is_kept,
-            trouble=self._audit.last_error,
+            is_kept=self._audit.store.is_kept,
+            trouble=self._audit.store.last_error,
         )
 
     def export(self) -> Response:

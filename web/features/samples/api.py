@@ -57,7 +57,7 @@ class SamplesEndpoints:
         if not principal().sees_bodies:
             raise Forbidden("Bodies are hidden from you, and so are samples.")
         samples = sorted(visible_samples(self._saved).values(), key=lambda sample: sample.name.casefold())
-        return SampleList(samples=samples, trouble=self._saved.last_error)
+        return SampleList(samples=samples, trouble=self._saved.store.last_error)
 
     @endpoint(
         "POST",

@@ -83,7 +83,7 @@ def samples_for(saved: SavedData, given: Fields, tube: str) -> SampleList:
     others = [name for name in names if saved.samples[name].tube != tube]
     loaded = visible.get(given.get("sample", ""))
     return SampleList(
-        loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, saved.last_error
+        loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, saved.store.last_error
     )
 
 

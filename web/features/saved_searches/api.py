@@ -45,7 +45,7 @@ class SavedSearchesEndpoints:
     @endpoint("GET", "/saved-searches")
     def list_saved_searches(self) -> SavedSearchList:
         """List the saved searches, by name."""
-        return SavedSearchList(searches=self._searches.visible(), trouble=self._searches.last_error)
+        return SavedSearchList(searches=self._searches.visible(), trouble=self._searches.saved.store.last_error)
 
     @endpoint("POST", "/saved-searches", role=ADMIN, status=201, errors={409: "There is no room for another search."})
     def save_search(self, body: SaveSearchRequest) -> SavedSearch:

@@ -14,18 +14,13 @@ class SavedSearches:
     """Saves, lists and deletes searches."""
 
     def __init__(self, saved: SavedData, audit: Audit) -> None:
-        self._saved: SavedData = saved
+        self.saved: SavedData = saved
         self._audit: Audit = audit
 
     def visible(self) -> list[SavedSearch]:
         """Return the searches by name, without those of a tube that the principal may not see."""
-        found = sorted(self._saved.searches.values(), key=lambda search: search.name.casefold())
+        found = sorted(self.saved.searches.values(), key=lambda search: search.name.casefold())
         return [search for search in found if _is_visible(search)]
-
-    @property
-    def last_error(self) -> str:
-        """Reason why the last changes are not on disk; empty if they are."""
-        return self._saved.last_error
 
     def keep(self, name: str, query: Query) -> SavedSearch:
         """Save *query* under *name*, replacing a search of that name; return it. Switches.
@@ -36,21 +31,21 @@ class SavedSearches:
             raise BadRequest("“q” is empty: a search needs at least one term.")
         search = SavedSearch(name, str(query))
         try:
-            self._saved.add_search(search)
+            self.saved.add_search(search)
         except LimitExceeded as error:
             raise Conflict(f"The search was not saved: {error}.") from None
         self._audit.note("search/save", name=name, query=search.q)
-        self._saved.save()
+        self.saved.save()
         return search
 
     def forget(self, name: str) -> None:
         """Delete the search *name*; raise NotFound if it does not exist, or is not visible. Switches."""
-        search = self._saved.searches.get(name)
+        search = self.saved.searches.get(name)
         if search is None or not _is_visible(search):
             raise NotFound(f"There is no saved search “{name[:MAX_NAME_LENGTH]}”.")
-        self._saved.remove_search(name)
+        self.saved.remove_search(name)
         self._audit.note("search/delete", name=name)
-        self._saved.save()
+        self.saved.save()
 
 
 def _is_visible(search: SavedSearch) -> bool:

@@ -184,7 +184,7 @@ class SignIn:
             summary=_summary(len(found)),
             query=query,
             longest_filter=MAX_FILTER_LENGTH,
-            last_error=self.sessions.last_error,
+            last_error=self.sessions.store.last_error,
         )
 
     @open_to(ADMIN)
