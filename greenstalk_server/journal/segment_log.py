@@ -401,6 +401,11 @@ class SegmentLog:
 
     def remove_after(self, segment: Segment, sequence: int) -> None:
         """Remove *segment*, the oldest or a superseded one, once the record *sequence* is on disk."""
+        self.forget_segment(segment)
+        self.pending_removal.append((sequence, segment))
+
+    def forget_segment(self, segment: Segment) -> None:
+        """Take *segment*, the oldest or a superseded one, from the table of segments."""
         del self.segments[segment.number]
         if self.evictable and self.evictable[0] == segment.number:
             self.evictable.popleft()
@@ -409,7 +414,6 @@ class SegmentLog:
             self.largest = max([other.used for other in self.segments.values() if other.touched is None], default=0)
         if segment.growth == self.growth > 0:
             self.growth = max([other.growth for other in self.segments.values()], default=0)
-        self.pending_removal.append((sequence, segment))
 
     def oldest_finished(self) -> Segment | None:
         """Return the oldest segment if it is fully on disk, else None."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from itertools import takewhile
 from typing import Final
 
 from greenstalk_server.journal import record
-from greenstalk_server.journal.batch import Maintenance, create, no_space_error
+from greenstalk_server.journal.batch import Maintenance, create, no_space_error, remove
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.segment import BLOCK, name_of, on_disk
 from greenstalk_server.journal.segment_log import MIN_SEGMENT, SEGMENT_OVERHEAD, SegmentLog
@@ -77,8 +78,11 @@ class Space:
         share = (self.known_free + self._log.finished_bytes) // SEGMENTS_PER_DISK
         return min(self._log.max_size, max(MIN_SEGMENT, share // BLOCK * BLOCK))
 
-    def create_first(self) -> None:
-        """Create the first segment, a smaller one if the disk is nearly full; raise OSError if none fits."""
+    def create_first(self, *, may_remove: bool) -> None:
+        """Create the first segment, a smaller one if the disk is nearly full; raise OSError if none fits.
+
+        If *may_remove* and no segment fits, first remove the oldest segments that have no live record.
+        """
         segment = self._log.new_segment()
         free = self._files.free() - self.compaction_room()
         smallest = min(max(self._shown_max_size, MIN_SEGMENT), MIN_FIRST_SEGMENT)
@@ -86,11 +90,35 @@ class Space:
         while segment.handle is None:
             try:
                 create(self._files, segment)
-            except OSError:
-                if segment.capacity <= smallest:
+            except OSError as error:
+                if segment.capacity > smallest:
+                    segment.capacity = max(segment.capacity // 2, smallest)
+                elif error.errno not in NO_SPACE_ERRNOS or not (may_remove and self._remove_dead()):
                     raise
-                segment.capacity = max(segment.capacity // 2, smallest)
         self._log.ahead.append(segment)
+
+    def _remove_dead(self) -> bool:
+        """Remove the oldest segments that have no live record; return False if there is none. Blocks; raises OSError.
+
+        A server that was killed on a full disk may have copied a segment, and not removed it yet.
+        Invariant: the newer segments, which have the copies and the next id, are on disk before.
+        """
+        segments = list(self._log.segments.values())
+        dead = list(takewhile(lambda segment: not segment.live_bytes, segments[:-1]))
+        if not dead:
+            return False
+        for segment in segments[len(dead) :]:
+            handle = self._files.open(name_of(segment.number))
+            try:
+                self._files.sync(handle)
+            finally:
+                self._files.close(handle)
+        self._files.sync_directory()
+        for segment in dead:
+            remove(self._files, segment)
+            self._files.sync_directory()
+            self._log.forget_segment(segment)
+        return True
 
     def has_room(self, size: int) -> bool:
         """Return whether a record of *size* bytes and a DELETE of every job fit; allocate a segment if needed."""

@@ -117,7 +117,7 @@ class JournalWriter:
         self._written = self.safe = self.promised = log.sequence
         log.max_size = self._space.fitting_size()
         self._eviction.begin(bodies)
-        self._space.create_first()
+        self._space.create_first(may_remove=not recovery.is_import_open)
         log.begin_segment(0)
         if recovery.is_import_open:
             self.mark(record.IMPORT_UNDO)

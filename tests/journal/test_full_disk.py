@@ -24,10 +24,15 @@ pytestmark = pytest.mark.usefixtures("ignore_warnings")
 @pytest.fixture
 def bench() -> Bench:
     """A bench whose disk is full of jobs that take a segment each."""
+    return full_bench(BODY)
+
+
+def full_bench(size: int) -> Bench:
+    """Return a bench whose disk is full of jobs of *size* bytes."""
     disk = Disk()
     disk.capacity, disk.block = 30 * SEGMENT, BLOCK
     bench = Bench(disk, seeded(0), max_size=SEGMENT)
-    while bench.put(BODY, delay=0):
+    while bench.put(size, delay=0):
         assert bench.commit()
         bench.run_maintenance()
     bench.settle(FULL_TURNS)
@@ -77,3 +82,31 @@ def test_rewrite_continues_after_a_file_had_no_room_though_the_disk_reported_it(
     assert bench.journal.write_error is None
     bench.check_recorded()
     bench.check_after_crash(bench.disk.crash(Chance(bench.random, 0.0)))
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_server_starts_after_a_crash_on_a_full_disk(share: float) -> None:
+    """A rewrite has used the last bytes for the copies of a segment, and the segment is not removed yet."""
+    bench = full_bench(2000)
+    disk, jobs = bench.disk, list(bench.broker.jobs)
+    starts, least = 0, disk.free()
+
+    def start_again(call: str) -> None:
+        nonlocal starts, least
+        if call != "remove":
+            return
+        starts, least = starts + 1, min(least, disk.free())
+        crashed = disk.crash(Chance(bench.random, share))
+        crashed.capacity, crashed.block = disk.capacity, disk.block
+        after = Bench(crashed, bench.random, bench.now, max_size=SEGMENT)
+        bench.history.check(after.broker, bench.safe, bench.now)
+        bury_and_kick(after, jobs[0])
+        assert after.commit()
+
+    disk.before = start_again
+    for id in jobs * 2:
+        bury_and_kick(bench, id)
+        assert bench.commit()
+        bench.run_maintenance()
+    assert starts > 10
+    assert least < SEGMENT
