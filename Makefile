@@ -24,10 +24,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb site test-site release release-checks test-clients audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
+.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb image test-image requirements site test-site release release-checks test-clients audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
 
 help:
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ARGS ?= -b data
 run: need-run $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-b data -p 11301" to differ
@@ -61,6 +61,15 @@ deb: need-deb $(VENV)/.installed  ## build the Debian package from HEAD into dis
 test-deb: need-test-deb $(VENV)/.installed-dev  ## install, upgrade and purge the package of make deb on a machine with nothing but Debian; as root
 	$(BIN)/python -m pytest tools/deb tools/manual
 
+image: need-image $(VENV)/.installed  ## build the image with podman, as localhost/greenstalk-server; BASE=debian needs no registry of images, but root
+	$(BIN)/python -m tools.image $(BASE)
+
+test-image: need-image $(VENV)/.installed-dev  ## start, stop and upgrade the image of make image in containers
+	$(BIN)/python -m pytest tools/image
+
+requirements: $(VENV)/.installed  ## resolve what the image installs to the newest versions, and write their hashes (queries PyPI)
+	$(BIN)/python -m tools.image.requirements
+
 test-clients: need-test-clients $(VENV)/.installed-dev  ## run the workers of docs/clients-*.md against this server and beanstalkd
 	npm install --silent --no-package-lock --prefix build/clients jackd@2.2.2
 	$(BIN)/python -m pytest -n 2 tools/clients
@@ -75,9 +84,9 @@ test-site: need-test-site site $(VENV)/.installed-dev  ## build the website, the
 release: $(VENV)/.installed-dev  ## check a copy of the last commit, then tag it: VERSION=0.2.0; RELEASING.md describes it
 	$(BIN)/python -m tools.release $(or $(VERSION),$(error set VERSION, for example: make release VERSION=0.2.0)) $(MAKE) release-checks
 
-release-checks:  ## run everything that a release runs: CI, the website, dist and deb with their tests, and the workers in other languages
+release-checks:  ## run everything that a release runs: CI, the website, dist, deb and image with their tests, and the workers in other languages
 	.ci/run
-	$(MAKE) test-site dist test-dist deb test-deb test-clients
+	$(MAKE) test-site dist test-dist deb test-deb image test-image test-clients BASE=debian
 
 check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and import layers
 	$(BIN)/ruff check
@@ -85,9 +94,10 @@ check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and imp
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-audit: $(VENV)/.installed-dev  ## check the installed packages for known vulnerabilities (queries PyPI)
+audit: $(VENV)/.installed-dev  ## check the installed packages, and those of the image, for known vulnerabilities (queries PyPI)
 	$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit
 	$(BIN)/pip freeze --exclude-editable | build/audit/bin/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
+	build/audit/bin/pip-audit --strict --no-deps --disable-pip -r deploy/requirements.txt
 
 coverage: export GREENSTALK_PURE := 1
 coverage: need-coverage $(VENV)/.installed-dev  ## run every test, and list the lines that are not covered

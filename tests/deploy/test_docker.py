@@ -1,4 +1,4 @@
-"""The image of deploy/Dockerfile, as far as it can be tested without a build: lint, copied files, process 1."""
+"""The image of deploy/Dockerfile without a build: lint, copied files, process 1. `make test-image` runs the image."""
 
 from __future__ import annotations
 
@@ -11,15 +11,24 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.packaging.test_wheel import NEEDED_TO_BUILD, SOURCES
 from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment
+from tools.image import requirements as image_requirements
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 INSTRUCTIONS = [
     line.split(maxsplit=1) for line in re.sub(r"\\\n\s*", "", DOCKERFILE.read_text()).splitlines() if line[:1].isupper()
 ]
 """Word and rest of each, in order."""
+
+REQUIREMENTS = {
+    str(file.relative_to(REPOSITORY)): required for file, required in image_requirements.REQUIREMENTS.items()
+}
+"""By file that the image installs: the requirements of pyproject.toml that it must satisfy."""
 
 
 def last(word: str) -> str:
@@ -54,12 +63,28 @@ def test_context_contains_only_what_the_build_needs() -> None:
         if word == "COPY" and not rest.startswith("--from")
         for source in rest.split()[:-1]
     }
-    assert copied == {*SOURCES, *NEEDED_TO_BUILD, "greenstalk_client"}
+    assert copied == {*SOURCES, *NEEDED_TO_BUILD, "greenstalk_client", *REQUIREMENTS}
     ignored, *patterns = [
         line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")
     ]
     assert ignored == "*"
     assert {pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")} == copied
+
+
+@pytest.mark.parametrize("file", REQUIREMENTS)
+def test_pinned_packages_satisfy_the_project(file: str) -> None:
+    """Each package has a hash, so that pip installs nothing else, and the file names no registry."""
+    text = (REPOSITORY / file).read_text()
+    assert "://" not in text
+    pinned = [each for each in re.sub(r"\\\n", "", text).splitlines() if not each.startswith("#")]
+    versions = {}
+    for line in pinned:
+        package, *hashes = line.split(" --hash=")
+        assert hashes, line
+        name, version = package.partition(";")[0].split("==")
+        versions[canonicalize_name(name.partition("[")[0])] = version.strip()
+    for requirement in map(Requirement, REQUIREMENTS[file]):
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier, "run: make requirements"
 
 
 def test_image_runs_as_a_numeric_user_who_owns_the_volume() -> None:

@@ -140,18 +140,23 @@ class Machine:
 def base() -> Path:
     """Return the files of a machine with PACKAGES, fetched with the package sources of this machine."""
     if not BASE.exists():
-        release = platform.freedesktop_os_release()["VERSION_CODENAME"]
-        form = ("--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
-        sources = subprocess.run(("apt-get", "indextargets", *form), capture_output=True, text=True, check=True).stdout
-        site = next(line.split()[0] for line in sources.splitlines() if line.split()[-1] == release)
-        partial = BASE.with_name("debian.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.parent.mkdir(exist_ok=True)
-        include = f"--include={','.join(PACKAGES)}"
-        subprocess.run(("debootstrap", "--variant=minbase", include, release, partial, site), check=True)
+        partial = bootstrap(BASE.with_name("debian.partial"), PACKAGES)
         (partial / "etc" / "machine-id").write_text(f"{1:032x}\n")
         partial.rename(BASE)
     return BASE
+
+
+def bootstrap(directory: Path, packages: tuple[str, ...]) -> Path:
+    """Install the Debian release of this machine with *packages* into *directory*, replacing it; return it."""
+    release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    form = ("--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
+    sources = subprocess.run(("apt-get", "indextargets", *form), capture_output=True, text=True, check=True).stdout
+    site = next(line.split()[0] for line in sources.splitlines() if line.split()[-1] == release)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.parent.mkdir(exist_ok=True)
+    include = f"--include={','.join(packages)}"
+    subprocess.run(("debootstrap", "--variant=minbase", include, release, directory, site), check=True)
+    return directory
 
 
 def fetch(package: str, directory: Path) -> Path:
