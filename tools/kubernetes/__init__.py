@@ -1,0 +1,1 @@
+"""Tests of deploy/kubernetes with kubectl and the schemas of Kubernetes: `make test-kubernetes`."""
