@@ -1,7 +1,8 @@
 """One client under load: sends commands in batches, and records in the ledger what it sent and what was answered.
 
 The commands of a batch are pipelined. A client has jobs of its own: those that it holds, those that it has buried, and
-those in the tube that only it watches. No other client touches them, so it knows the one correct reply.
+those in the tube that only it watches. No other client touches them, so it knows the one correct reply. Jobs with a
+short TTR are the exception: a reservation may expire at any moment, and then another client reserves the job.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ MAX_LIVE: Final = 1500
 LARGE: Final = 60_000
 NOISE: Final = b"delete 1\r\nput 0 0 1 1\r\n\x00\xff GSJOURNL"
 TTRS: Final = (300, 1000, 100_000, 4_294_967_295)
+SHORT_TTR: Final = b"0.02"
+"""Seconds; `stats-job` shows 0. Used in shared tubes only."""
+
 DELAYS: Final = (0, 0, 0, 1, 2)
 LONG_DELAYS: Final = (7, 3600)
 """Used in private tubes only, where a delayed job can still be deleted and kicked."""
@@ -68,6 +72,7 @@ class Agent:
         self._held: list[Known] = []
         self._own: list[Known] = []
         self._buried: list[Known] = []
+        self._expiring: list[Known] = []
         with ledger.lock:
             self._adopt()
 
@@ -93,6 +98,8 @@ class Agent:
             with socket.create_connection(("127.0.0.1", self._port), TIMEOUT) as sock, sock.makefile("rb") as reader:
                 self._sock, self._reader = sock, reader
                 self._exchange([self._watch(tube) for tube in (self._private, *SHARED_TUBES)])
+                if self._number % 2:
+                    self._exchange([Sent(b"reserve-mode weighted\r\n", lambda line: line == b"USING weighted")])
                 while True:
                     self._exchange(self._next_batch())
         except (_Ended, ConnectionError):
@@ -141,7 +148,8 @@ class Agent:
     # Commands: each records its possible effects in the order in which the commands are sent
 
     def _watch(self, tube: bytes) -> Sent:
-        return Sent(b"watch %b\r\n" % tube, lambda line: line.startswith(b"WATCHING"))
+        weight = b" %d" % self._rng.randrange(1, 9) if self._number % 2 else b""
+        return Sent(b"watch %b%b\r\n" % (tube, weight), lambda line: line.startswith(b"WATCHING"))
 
     def _use(self, tube: bytes) -> list[Sent]:
         if tube == self._used:
@@ -153,6 +161,8 @@ class Agent:
         rng = self._rng
         tube = rng.choice((self._private, *SHARED_TUBES))
         pri, delay, ttr = rng.choice((0, 1, 1023, 1024, 2**32 - 1)), self._delay(tube), rng.choice(TTRS)
+        if tube != self._private and rng.random() < 0.2:
+            ttr = 0
         self._puts += 1
         token = f"{self._seed}/{self._number}/{self._puts}".encode()
         body = token + b":" + (NOISE * (self._size() // len(NOISE) + 1))[: self._size()]
@@ -166,6 +176,9 @@ class Agent:
                 del self._ledger.jobs[token]
                 self._ledger.refused += 1
                 return True
+            if word == b"DRAINING" and self._ledger.is_draining:
+                del self._ledger.jobs[token]
+                return True
             if word != b"INSERTED":
                 return False
             self._ledger.name(job, int(id))
@@ -174,8 +187,10 @@ class Agent:
                 self._own.append(job)
             return True
 
-        request = b"put %d %d %d %d\r\n%b\r\n" % (pri, delay, ttr, len(body), body)
-        return [*self._use(tube), Sent(request, answered)]
+        request = b"%d %d %b %d\r\n%b\r\n" % (pri, delay, b"%d" % ttr if ttr else SHORT_TTR, len(body), body)
+        if rng.random() < 0.2:
+            return [Sent(b"put-in-tube %b %b" % (tube, request), answered)]
+        return [*self._use(tube), Sent(b"put " + request, answered)]
 
     def _delay(self, tube: bytes) -> int:
         return self._rng.choice(DELAYS + LONG_DELAYS if tube == self._private else DELAYS)
@@ -198,8 +213,11 @@ class Agent:
             self._ledger.reserves_in_flight -= 1
             job = self._job_reserved(reply)
             if job is None:
-                return reply == b"TIMED_OUT"
+                return reply in (b"TIMED_OUT", b"DEADLINE_SOON")  # the latter while it holds a job with a short TTR
             self._reserved(job)
+            if not job.ttr:
+                self._expiring.append(job)
+                return True
             job.owner = self._number
             if job in self._own:
                 self._own.remove(job)
@@ -227,6 +245,8 @@ class Agent:
     def _settle(self, is_crowded: bool) -> list[Sent]:
         """Return a command for a job that only this client may touch now."""
         rng = self._rng
+        if self._expiring and rng.random() < 0.5:
+            return [self._delete_expiring(self._expiring.pop())]
         if self._held and rng.random() < 0.8:
             job = self._held.pop(rng.randrange(len(self._held)))
             verbs = (self._delete, self._release, self._bury, self._touch)
@@ -239,6 +259,8 @@ class Agent:
         if self._own and (is_crowded or rng.random() < 0.3):
             job = self._own.pop(rng.randrange(len(self._own)))
             verb = self._kick_job if job.latest.place == DELAYED and rng.random() < 0.5 else self._reserve_job
+            if rng.random() < 0.2:
+                verb = self._reprioritize
             return [self._delete(job) if is_crowded or rng.random() < 0.3 else verb(job)]
         return []
 
@@ -259,6 +281,26 @@ class Agent:
             return line == b"DELETED"
 
         return Sent(b"delete %d\r\n" % job.id, answered)
+
+    def _delete_expiring(self, job: Known) -> Sent:
+        """Delete *job*, whose reservation may have expired: then another client may hold or have deleted the job."""
+        state = job.may_become(replace(job.latest, place=GONE))
+
+        def answered(line: bytes) -> bool:
+            if line == b"DELETED":
+                job.has_become(state, time.time())
+                self._ledger.forget(job)
+            else:
+                job.has_not_become(state)
+            return line in (b"DELETED", b"NOT_FOUND")
+
+        return Sent(b"delete %d\r\n" % job.id, answered)
+
+    def _reprioritize(self, job: Known) -> Sent:
+        pri = self._rng.randrange(5000)
+        state = job.may_become(replace(job.latest, pri=pri))
+        self._own.append(job)
+        return self._to_settle(b"reprioritize %d %d\r\n" % (job.id, pri), job, state, b"REPRIORITIZED")
 
     def _release(self, job: Known) -> Sent:
         was, pri, delay = job.latest, self._rng.randrange(5000), self._delay(job.tube)

@@ -108,10 +108,12 @@ class Audit:
     def _is_as(self, state: State, stats: dict[str, str]) -> bool:
         """Whether *stats* match *state*. A reservation without a reply may be counted."""
         unheard = int(stats["reserves"]) - state.reserves
-        names = ("pri", "delay", "releases", "buries", "kicks", "timeouts")
+        names = ("pri", "delay", "releases", "buries", "kicks")
+        timeouts = 0 if int(stats["ttr"]) else int(stats["reserves"])
         shown = tuple(int(stats[name]) for name in names)
         return (
-            shown == (state.pri, state.delay, state.releases, state.buries, state.kicks, 0)
+            shown == (state.pri, state.delay, state.releases, state.buries, state.kicks)
+            and int(stats["timeouts"]) <= timeouts
             and 0 <= unheard <= self._ledger.reserves_in_flight
             and self._is_placed(state, stats)
         )

@@ -91,12 +91,14 @@ class Ledger:
     tokens      by every id that a reply has named: an id belongs to one job forever.
     gone        the ids whose delete was acknowledged.
     wrong       errors, one line each.
+    is_draining whether puts may be answered DRAINING.
     refused     puts that were answered OUT_OF_MEMORY, which is allowed on a small disk only.
     longest_wait    maximum seconds between sending a batch of commands and its last reply.
     """
 
     def __init__(self, *, is_disk_small: bool = False) -> None:
         self.is_disk_small: bool = is_disk_small
+        self.is_draining: bool = False
         self.refused: int = 0
         self.longest_wait: float = 0.0
         self.lock: threading.Lock = threading.Lock()

@@ -32,6 +32,9 @@ SEGMENT_SIZES: Final = (4096, 32_768, 131_072)
 RECORD: Final = 120
 """Approximate bytes of a record without its body."""
 
+DRAIN: Final = 0.2
+"""Probability that a server drains in the last third of a round: it refuses puts."""
+
 SECOND_KILL: Final = 0.15
 """Probability that a server is also killed during its start."""
 
@@ -92,11 +95,17 @@ class Rounds:
             agents = [self._agent(number) for number in range(len(BATCHES))]
             for agent in agents:
                 agent.start()
-            time.sleep(self._rng.uniform(*(FILLING_SECONDS if self._ledger.is_disk_small else LOAD_SECONDS)))
+            seconds = self._rng.uniform(*(FILLING_SECONDS if self._ledger.is_disk_small else LOAD_SECONDS))
+            time.sleep(seconds * 2 / 3)
+            if self._rng.random() < DRAIN:
+                self._ledger.is_draining = True
+                server.process.send_signal(signal.SIGUSR1)
+            time.sleep(seconds / 3)
             said = self._stop(server)
             ended_at = time.time()
         for agent in agents:
             agent.join()
+        self._ledger.is_draining = False
         assert "Traceback" not in said, said
         if self._ledger.is_disk_small:
             found = run("journal", "check", str(self._directory))
