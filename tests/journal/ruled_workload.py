@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.operations import editing, finishing, policy_changes, putting, reserving, ticking
+from greenstalk_server.core.operations import (
+    connecting,
+    editing,
+    finishing,
+    policy_changes,
+    putting,
+    reserving,
+    restoring,
+    ticking,
+)
 from greenstalk_server.core.policies.policy import parse_policy
-from tests.journal.workload import Bench
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.startup import refuse_unfit, replay_all, resume_from
+from greenstalk_server.journal.writer import JournalWriter
+from tests.journal.disk import Disk
+from tests.journal.workload import SMALL_SEGMENT, Bench
+from tests.support.world import make_broker
 
 ONCE: Final[dict[str, Any]] = {"tubes": ["mail"], "unique": "body", "unique_for": 20}
 """Policies in force from the first job on, since a job gets a recorded key only when it is put, moved or edited."""
@@ -68,3 +82,47 @@ class RuledBench(Bench):
         job = reserving.reserve(self.broker, client, self.now)
         if job is not None:
             assert finishing.release(self.broker, client, job.id, job.pri, 0, self.now)
+
+
+class RuntimeBench(RuledBench):
+    """A bench whose policies are set at run time, so the journal has them.
+
+    A job that is put or moved before its tube has its policy gets its key later, in memory. A start does the same.
+    """
+
+    records_keys = False
+    documents: Sequence[dict[str, Any]] = DOCUMENTS
+
+    def change_policies(self) -> None:
+        broker, random = self.broker, self.random
+        broker.policy_store.documents = self.journal.policies  # compaction copies the policies of this table
+        changes: Iterable[int] = random.choices(range(len(self.documents)), k=3)
+        if "once" not in self.journal.policies:
+            policy_changes.set_policy(broker, parse_policy("once", ONCE), self.now)
+            changes = range(len(self.documents))
+        for at in changes:
+            if random.random() < 0.3:
+                policy_changes.remove_policy(broker, f"policy-{at}", self.now)
+            else:
+                policy_changes.set_policy(broker, parse_policy(f"policy-{at}", self.documents[at]), self.now)
+
+    def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
+        """Check the recovered policies and keys, and the jobs as they are before a server applies the policies."""
+        broker = make_broker()
+        journal = broker.journal = JournalWriter(disk, SMALL_SEGMENT, 0, self.random.randbytes)
+        recovery = replay_all(disk, Recovery(broker.tube, broker.jobs))
+        refuse_unfit(recovery, is_strict)
+        policies, recovery.policies = recovery.policies, {}
+        resume_from(recovery, broker, journal, self.now)
+        restoring.restore(broker, recovery.next_id, self.now)
+        self.history.check_entries(policies, recovery.keys, self.safe, self.now)
+        self.history.check(broker, self.safe, self.now, self.journal.safe)
+
+    def rest(self) -> None:
+        """Disconnect all clients, and tick until nothing is due."""
+        for client in self.clients:
+            connecting.disconnect(self.broker, client, self.now)
+        due: int | None = self.now
+        while self.broker.is_sweeping or (due is not None and due <= self.now):
+            self.now += 1
+            due = ticking.tick(self.broker, self.now)

@@ -24,7 +24,7 @@ from tests.journal.power_loss import (
     sync_intervals,
     sync_intervals_and_memory,
 )
-from tests.journal.ruled_workload import RuledBench
+from tests.journal.ruled_workload import RuledBench, RuntimeBench
 from tests.journal.tagged_workload import TaggedBench
 from tests.journal.workload import ELSEWHERE
 
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.usefixtures("ignore_warnings")
 
 
 @sync_intervals_and_memory
-@pytest.mark.parametrize(("kind", "steps"), [(PolicyBench, 80), (RuledBench, 50), (TaggedBench, 40)])
+@pytest.mark.parametrize(("kind", "steps"), [(PolicyBench, 80), (RuntimeBench, 50), (TaggedBench, 40)])
 def test_power_loss_at_any_call_loses_nothing_acknowledged(
-    kind: type[PolicyBench | RuledBench | TaggedBench], steps: int, sync_interval: int, is_memory_short: bool
+    kind: type[PolicyBench | RuntimeBench | TaggedBench], steps: int, sync_interval: int, is_memory_short: bool
 ) -> None:
     bench = kind(Disk(), seeded(1), sync_interval=sync_interval, is_memory_short=is_memory_short)
     evicted = step_with_crashes(bench, steps)

@@ -4,49 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
-from greenstalk_server.core.operations import connecting, policy_changes, ticking
-from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.journal.files import Directory
 from tests.journal.disk import Disk, seeded
-from tests.journal.ruled_workload import DOCUMENTS, RuledBench
+from tests.journal.ruled_workload import DOCUMENTS, RuntimeBench
 from tests.journal.workload import JobSnapshot, recovered
 
-UNIQUE = (
+UNIQUE: tuple[dict[str, Any], ...] = (
     {"tubes": ["mail"], "unique": "body", "unique_for": 20},
     {"tubes": ["*"], "unique": "body", "unique_for": "waiting", "priority": -1},
     {"tubes": ["default"], "unique": "body"},
 )
 
 
-class RuntimeBench(RuledBench):
-    """A bench whose policies are set at run time, so the journal has them."""
+class UniqueBench(RuntimeBench):
+    """A bench whose policies also require unique bodies of jobs that exist already."""
 
-    def change_policies(self) -> None:
-        broker, random = self.broker, self.random
-        broker.policy_store.documents = self.journal.policies  # compaction copies the policies of this table
-        for _ in range(3):
-            at = random.randrange(len(DOCUMENTS) + len(UNIQUE))
-            document = [*DOCUMENTS, *UNIQUE][at]
-            if random.random() < 0.3:
-                policy_changes.remove_policy(broker, f"policy-{at}", self.now)
-            else:
-                policy_changes.set_policy(broker, parse_policy(f"policy-{at}", document), self.now)
-
-    def rest(self) -> None:
-        """Disconnect all clients, and tick until nothing is due."""
-        for client in self.clients:
-            connecting.disconnect(self.broker, client, self.now)
-        due: int | None = self.now
-        while self.broker.is_sweeping or (due is not None and due <= self.now):
-            self.now += 1
-            due = ticking.tick(self.broker, self.now)
+    documents = (*DOCUMENTS, *UNIQUE)
 
 
 def jobs_of(broker: Broker, now: int) -> dict[int, JobSnapshot]:
@@ -83,7 +63,7 @@ def kept_keys_of(broker: Broker, now: int) -> dict[tuple[bytes, bytes], tuple[in
 @pytest.mark.parametrize("seed", range(6))
 def test_restart_shows_the_same_jobs_keys_and_policies(tmp_path: Path, seed: int, is_compacted: bool) -> None:
     files = Directory(str(tmp_path))
-    bench = RuntimeBench(cast(Disk, files), seeded(seed))
+    bench = UniqueBench(cast(Disk, files), seeded(seed))
     for _ in range(60):
         bench.step()
     bench.rest()

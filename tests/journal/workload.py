@@ -397,9 +397,12 @@ class RecordingJournalWriter(JournalWriter):
 class Bench:
     """A server from its start on *disk* to a crash, with clients that send random commands.
 
+    records_keys    the unique key of a job is in a record, not only in memory.
     safe        number of the last record that must survive a loss of power.
     refused     number of refused puts.
     """
+
+    records_keys: bool = True
 
     def __init__(
         self,
@@ -742,6 +745,8 @@ class Bench:
                 read.run()
                 assert read.errors == {}
                 snapshot = replace(snapshot, body=read.bodies[id])
+            if not self.records_keys:
+                snapshot = replace(snapshot, unique_key=recorded.unique_key)
             assert snapshot.after_restart(self.now) == recorded.after_restart(self.now)
         for id in self.history.jobs.keys() - self.broker.jobs.keys():
             assert self.history.latest(id) is None
