@@ -41,7 +41,7 @@ def with_table(page: str) -> str:
 
 def table() -> str:
     """Return the table of all options in Markdown."""
-    head = ("flag", "variable", "key", "default", "")
+    head = ("flag, variable and key", "default", "meaning")
     rows = [head, ("---",) * len(head), *map(_cells, DEFINITIONS)]
     return "".join([f"| {' | '.join(row)} |\n".replace("  ", " ") for row in rows])
 
@@ -49,7 +49,8 @@ def table() -> str:
 def _cells(row: Definition) -> tuple[str, ...]:
     flags = ", ".join(_code(f"{flag} {row.metavar}".rstrip()) for flag in row.flags)
     implied = f" (same as {_code(row.implies)})" if row.kind is Kind.SWITCH and row.key else ""
-    return flags + implied, _code(row.variable), _code(row.key), _code(row.default or ""), row.help
+    names = filter(None, (flags + implied, _code(row.variable), _code(row.key)))
+    return "<br>".join(names), _code(row.default or ""), row.help
 
 
 def _code(text: str) -> str:
