@@ -82,7 +82,7 @@ site: $(VENV)/.installed-site  ## set up, then build the website of the document
 	rm -rf build/site
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c tools/site -d build/site-cache . build/site
 
-test-site: need-test-site site $(VENV)/.installed-dev  ## build the website, then check its links, that each page can be reached, and its search in a browser
+test-site: need-test-site site $(VENV)/.installed-dev  ## build the website, then check its links, that each page can be reached, and its search in a browser; lists links to other hosts in build/site-external-links
 	$(BIN)/python -m pytest tools/site
 
 release: $(VENV)/.installed-dev  ## check a copy of the last commit, then tag it: VERSION=0.2.0; RELEASING.md describes it

@@ -42,6 +42,7 @@ html_show_sphinx = False
 def setup(app: Any) -> None:
     """Register the functions below."""
     app.connect("source-read", add_navigation)
+    app.connect("source-read", show_titles)
     app.connect("build-finished", add_index)
 
 
@@ -50,6 +51,11 @@ def add_navigation(_app: Any, page: str, source: list[str]) -> None:
     if page == root_doc:
         source[0] += toctree("", [INDEX])
         source[0] += "".join(starmap(toctree, sections((REPOSITORY / f"{INDEX}.md").read_text())))
+
+
+def show_titles(_app: Any, _page: str, source: list[str]) -> None:
+    """Let a link whose text is the name of a page show the title of its target."""
+    source[0] = re.sub(r"\[[a-z-]+\.md\](?=\([a-z])", "[]", source[0])
 
 
 def toctree(caption: str, pages: list[str]) -> str:
