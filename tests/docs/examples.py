@@ -35,7 +35,15 @@ _BLOCK = re.compile(
 )
 _NOTE = re.compile(r"not run: .+|run last|serves|run last, serves")
 
-_LISTENS = "import psutil, sys; sys.exit(not psutil.Process(int(sys.argv[1])).net_connections('tcp'))"
+_AWAIT = """\
+import psutil, sys, time
+process = psutil.Process(int(sys.argv[1]))
+while not process.net_connections("tcp"):
+    if process.status() == psutil.STATUS_ZOMBIE:
+        sys.exit(1)
+    time.sleep(0.05)
+"""
+"""Wait until a process listens; fail if it has ended."""
 
 _PREAMBLE = f"""\
 set -eu
@@ -46,10 +54,7 @@ curl() {{  # -N is used for a stream that never ends: read it for two seconds
     esac
 }}
 until_it_listens() {{
-    until {shlex.quote(sys.executable)} -c {shlex.quote(_LISTENS)} $! 2>/dev/null; do
-        kill -0 $! || {{ cat server.log >&2; exit 1; }}
-        command sleep 0.05
-    done
+    {shlex.quote(sys.executable)} -c {shlex.quote(_AWAIT)} $! || {{ cat server.log >&2; exit 1; }}
 }}
 """
 
