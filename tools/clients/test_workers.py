@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 TUBE = "pages"
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(scope="module", params=PROGRAMS)
 def program(request: pytest.FixtureRequest) -> Program:
     return PROGRAMS[request.param]
 
@@ -42,19 +44,18 @@ def website() -> Iterator[Website]:
 
 
 class Worker:
-    """The program's worker in a directory of its own, and its producer."""
+    """The program's worker, and its producer."""
 
-    def __init__(self, program: Program, server: QueueServer, website: Website, directory: Path) -> None:
+    def __init__(self, program: Program, server: QueueServer, website: Website, directory: Path, log: Path) -> None:
         self._program, self._server, self._website, self._directory = program, server, website, directory
-        program.install(directory)
-        self.log = directory / "worker.log"
-        with self.log.open("wb") as log:
+        with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*MINDING_SIGNALS, *program.worker],
+                [*MINDING_SIGNALS, *program.command()],
                 cwd=directory,
                 env=program.environ(server.address),
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
 
     def put(self, *paths: str) -> None:
@@ -70,76 +71,100 @@ class Worker:
         return self.process.wait(TIMEOUT)
 
 
+@pytest.fixture(scope="module")
+def directory(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory in which the program is installed."""
+    installed = tmp_path_factory.mktemp("program")
+    program.install(installed)
+    return installed
+
+
 @pytest.fixture
-def worker(program: Program, server: QueueServer, website: Website, tmp_path: Path) -> Iterator[Worker]:
-    (tmp_path / "work").mkdir()
-    started = Worker(program, server, website, tmp_path / "work")
+def worker(
+    program: Program, server: QueueServer, website: Website, directory: Path, tmp_path: Path
+) -> Iterator[Worker]:
+    log = tmp_path / "worker.log"
+    started = Worker(program, server, website, directory, log)
     try:
         yield started
     finally:
-        started.process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and its supervisor too
+            os.killpg(started.process.pid, signal.SIGKILL)
         end(started.process)
-        print(started.log.read_text(errors="replace"))  # pytest shows it if the test fails
+        print(log.read_text(errors="replace"))  # pytest shows it if the test fails
 
 
-def expect(server: QueueServer, **counts: int) -> None:
-    """Wait until the tube has exactly these jobs."""
+def expect(server: QueueServer, counts: Mapping[str, int], tube: str = TUBE) -> None:
+    """Wait until *tube* has exactly so many jobs in each state."""
     try:
-        eventually(lambda: server.counts(TUBE) == counts, f"the jobs are {counts}")
+        eventually(lambda: server.counts(tube) == counts, f"the jobs are {counts}")
     except AssertionError as error:
-        raise AssertionError(f"{error}, but {server.counts(TUBE)}") from None
+        raise AssertionError(f"{error}, but {server.counts(tube)}") from None
+
+
+def only(condition: Callable[[Program], bool]) -> pytest.MarkDecorator:
+    """Select the programs that meet *condition*."""
+    names = [name for name, program in PROGRAMS.items() if condition(program)]
+    return pytest.mark.parametrize("program", names, indirect=True, scope="module")
 
 
 def test_successful_job_is_deleted(worker: Worker, server: QueueServer, website: Website) -> None:
     worker.put("/page/1", "/page/2")
     assert [website.next_request() for _ in range(2)] == ["/page/1", "/page/2"]
-    expect(server)
+    expect(server, {})
     assert server.stats()["cmd-delete"] == 1
 
 
-def test_failed_job_is_buried(worker: Worker, server: QueueServer, website: Website) -> None:
+def test_failed_job_is_kept(worker: Worker, program: Program, server: QueueServer, website: Website) -> None:
+    tube, state = program.failed
     worker.put("/missing/1")
-    expect(server, buried=1)
+    expect(server, {state: 1}, tube)
     worker.put("/page/1")
     assert [website.next_request() for _ in range(2)] == ["/missing/1", "/page/1"]
-    expect(server, buried=1)
+    expect(server, {state: 1}, tube)
 
 
-def test_invalid_job_is_buried(worker: Worker, server: QueueServer) -> None:
+def test_job_with_an_invalid_body_does_not_stop_the_worker(
+    worker: Worker, program: Program, server: QueueServer, website: Website
+) -> None:
     with server.client(TUBE) as queue:
         queue.put(b"\xff")
-    expect(server, buried=1)
+    worker.put("/page/1")
+    assert website.next_request() == "/page/1"
+    expect(server, {"buried": 1} if program.keeps_invalid_bodies else {})
 
 
-def test_job_is_released_after_a_temporary_error(worker: Worker, server: QueueServer, website: Website) -> None:
+def test_job_is_tried_again_after_a_temporary_error(
+    worker: Worker, program: Program, server: QueueServer, website: Website
+) -> None:
     worker.put("/busy/1")
-    expect(server, delayed=1)
+    expect(server, {"delayed": 1})
     website.finish("/busy/1")
     with server.client(TUBE) as queue:
         assert queue.kick(10) == 1
-    expect(server)
-    assert server.stats()["cmd-release"] == 1
+    expect(server, {})
+    assert server.stats()["cmd-release"] == program.releases
 
 
-@pytest.mark.parametrize("program", [name for name, one in PROGRAMS.items() if one.touches], indirect=True)
+@only(lambda program: program.touches)
 def test_job_is_touched_between_steps(worker: Worker, server: QueueServer, website: Website) -> None:
     worker.put("/page/1", "/slow/2")
     assert [website.next_request() for _ in range(2)] == ["/page/1", "/slow/2"]
     assert server.stats()["cmd-touch"] == 1
     website.finish("/slow/2")
-    expect(server)
+    expect(server, {})
 
 
 def test_worker_reconnects_to_a_restarted_server(worker: Worker, server: QueueServer, website: Website) -> None:
     worker.put("/page/1")
     assert website.next_request() == "/page/1"
-    expect(server)
+    expect(server, {})
     eventually(lambda: server.stats()["current-waiting"] == 1, "the worker waits for a job")
     server.kill()
     server.start()
     worker.put("/page/2")
     assert website.next_request() == "/page/2"
-    expect(server)
+    expect(server, {})
 
 
 def test_job_outlives_a_restart_of_the_server(worker: Worker, server: QueueServer, website: Website) -> None:
@@ -148,10 +173,10 @@ def test_job_outlives_a_restart_of_the_server(worker: Worker, server: QueueServe
     server.kill()
     server.start()
     website.finish("/slow/1")
-    expect(server)
+    expect(server, {})
     worker.put("/page/2")
     eventually(lambda: website.next_request() == "/page/2", "the worker does the next job")
-    expect(server)
+    expect(server, {})
 
 
 def test_worker_finishes_its_job_after_sigterm(worker: Worker, server: QueueServer, website: Website) -> None:
@@ -162,7 +187,7 @@ def test_worker_finishes_its_job_after_sigterm(worker: Worker, server: QueueServ
     website.finish("/slow/1")
     assert worker.exit_code() == 0
     assert website.requested.empty()
-    expect(server, ready=1)
+    expect(server, {"ready": 1})
 
 
 def test_idle_worker_stops_after_sigterm(worker: Worker, server: QueueServer) -> None:

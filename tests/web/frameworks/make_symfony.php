@@ -6,7 +6,7 @@
  *     apt-get install php-cli php-symfony-messenger php-symfony-serializer php-symfony-property-access \
  *         php-symfony-error-handler && php make_symfony.php
  *
- * The transport for beanstalkd is not in Debian: `body` does what its Connection::send does.
+ * `body` does what Connection::send of the transport for beanstalkd does. `make test-clients` puts with the transport.
  */
 
 namespace App\Message {

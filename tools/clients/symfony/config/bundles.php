@@ -1,0 +1,3 @@
+<?php
+
+return [Symfony\Bundle\FrameworkBundle\FrameworkBundle::class => ['all' => true]];
