@@ -6,6 +6,7 @@ between the two.
 Modules, lowest layer first:
 
 errors, address, units, text, interrupt, keyboard, tls, bounded_socket    no knowledge of jobs
+named_servers                           the entries of configuration files
 queue                                   what both ways to a server have in common
 server                                  one connection over the protocol
 http_client, api                        the JSON API over one HTTP connection
@@ -13,6 +14,7 @@ transfer, bulk, follower, snapshot      moving jobs one by one, tasks of the ser
 runner                                  a command of the system for each job of a worker
 table, columns, output                  tables that fit the terminal, JSON, questions, progress
 settings, params, selection, job_action what commands share: options, argument types, job selection, reports
+watching                                commands that --watch repeats
 commands                                one module for each command
 cli                                     the command group, and the mapping of errors to exit codes
 """

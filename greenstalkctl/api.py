@@ -22,6 +22,8 @@ from greenstalkctl.address import Url
 from greenstalkctl.errors import CommandError, InvalidUsage
 from greenstalkctl.http_client import HttpClient
 from greenstalkctl.queue import (
+    CONDITION,
+    CONNECTION,
     JOB_STATS,
     MAX_TUBES,
     SERVER_STATS,
@@ -40,6 +42,9 @@ PAGE_SIZE: Final = 1000
 MISSING: Final = frozenset({404})
 NOT_CHANGED: Final = frozenset({404, 409})
 """Statuses of a change that was not made: the job or tube does not exist, or the job is in the wrong state."""
+
+LEASE_ENDED: Final = frozenset({404, 410})
+"""Statuses of a request with the token of a lease that has ended, or from before the server's last start."""
 
 INVALID: Final = frozenset({400})
 """Statuses of a request with an invalid policy or mark."""
@@ -285,6 +290,20 @@ class Api:
         given = {name: value for name, value in query.items() if value}
         return self._decode(Errors, self._http_client.request("GET", "/tube/errors", given).data)
 
+    def connections(self, query: str, sort: str) -> Iterator[dict[str, Any]]:
+        """Yield the connections that match *query*, in the order *sort*."""
+        params = {name: value for name, value in {"q": query, "sort": sort, "limit": PAGE_SIZE}.items() if value}
+        return (
+            self._parse(lambda each: validate_stats(dict(each), CONNECTION), one)
+            for one in self._pages("/connections", "connections", params)
+        )
+
+    def attention(self) -> tuple[str | None, list[dict[str, Any]]]:
+        """Return the time of the last evaluation, and the conditions that nobody has acknowledged, the worst first."""
+        data = self._get("/attention")
+        found = self._parse(lambda data: [validate_stats(dict(one), CONDITION) for one in data["conditions"]], data)
+        return data["evaluated_at"], [one for one in found if one["acknowledged_by"] is None]
+
     # Changes
 
     def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, **tags: Any) -> PutId:
@@ -301,6 +320,31 @@ class Api:
 
     def delete(self, job_id: int) -> bool:
         return self._succeeds("DELETE", f"/jobs/{job_id}")
+
+    def release_job(self, job_id: int) -> bool:
+        """Take a job from the client that holds it."""
+        answer = self._http_client.request(
+            "POST", f"/jobs/{job_id}/release", body={"force": True}, ordinary=NOT_CHANGED
+        )
+        return answer.is_success
+
+    def reprioritize(self, job_id: int, pri: int) -> bool:
+        answer = self._http_client.request("PATCH", f"/jobs/{job_id}", body={"pri": pri}, ordinary=NOT_CHANGED)
+        return answer.is_success
+
+    def reserve(self, tubes: Sequence[str], wait: float, worker: str) -> tuple[JobView, str] | None:
+        """Reserve a job; return it and the token of its lease, or None if none is ready within *wait* seconds."""
+        body = {"tubes": tubes, "wait": wait, "worker": worker}
+        jobs = self._http_client.request("POST", "/reserve", body=body, wait=wait).data["jobs"]
+        return self._parse(lambda job: (self._with_body(_job_view(job)), str(job["token"])), jobs[0]) if jobs else None
+
+    def lease(self, verb: str, token: str, values: Mapping[str, object]) -> dict[str, Any] | None:
+        """Apply *verb* to the lease of *token*; return the job if the response has it, else {}, or None if it ended."""
+        body = {"token": token, **values}
+        answer = self._http_client.request("POST", f"/leases/{verb}", body=body, ordinary=LEASE_ENDED)
+        if not answer.is_success:
+            return None
+        return self._parse(_job_view, answer.data).stats if answer.data else {}
 
     def pause(self, tube: str, seconds: float, reason: str = "") -> bool:
         verb, body = ("pause", {"seconds": seconds, "reason": reason}) if seconds else ("resume", None)

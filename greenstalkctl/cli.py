@@ -28,6 +28,7 @@ from greenstalkctl.commands import (
     policy,
     put,
     redrive,
+    servers,
     stats,
     tail,
     top,
@@ -85,6 +86,7 @@ for command in (
     pause.resume,
     policy.policy,
     mark.mark,
+    servers.servers,
     completion.completion,
     help.help,
 ):

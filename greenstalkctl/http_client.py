@@ -82,8 +82,11 @@ class HttpClient:
         body: object = None,
         *,
         ordinary: Collection[int] = (),
+        wait: float = 0,
     ) -> Response:
         """Send a request; return its response if it succeeded or its status is in *ordinary*.
+
+        The request may take *wait* seconds longer than the timeout.
 
         Otherwise raise Refused, with the status as its `word`; InvalidUsage if the command line caused the error; or
         Unreachable if the response does not come from the API.
@@ -92,14 +95,14 @@ class HttpClient:
         if len(target) > MAX_TARGET:
             raise InvalidUsage(_TOO_LONG)
         with self._translated_errors(is_change=method != "GET"):
-            is_used = self._connect()
+            is_used = self._connect(wait)
             try:
                 response, content = self._exchange(method, target, body)
             except ConnectionError:
                 if not is_used or method != "GET":
                     raise
                 self._http.close()  # the server closed the idle connection while the request was being sent
-                self._connect()
+                self._connect(wait)
                 response, content = self._exchange(method, target, body)
         kind = response.headers.get_content_type()
         if kind not in {JSON, PROBLEM, BYTES} and response.status != 204:
@@ -127,7 +130,7 @@ class HttpClient:
         headers = {"Accept": f"{JSON}, {PROBLEM}, {BYTES}", "Content-Type": JSON, "User-Agent": "greenstalkctl"}
         return headers | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
 
-    def _connect(self) -> bool:
+    def _connect(self, wait: float) -> bool:
         """Connect unless a usable connection is open; return whether the connection has been used before.
 
         A connection that the server has closed since the last request is not usable.
@@ -137,7 +140,7 @@ class HttpClient:
             self._http.close()
             self._http.sock = self._socket = bounded_socket.connect(self._url, self._timeout, self._context)
         assert self._socket is not None
-        self._socket.set_limits(self._timeout, MAX_HEAD)
+        self._socket.set_limits(self._timeout + wait, MAX_HEAD)
         return is_open
 
     @contextmanager

@@ -52,6 +52,18 @@ TUBE_STATS: Final[_Types] = {
     "pause-time-left": int,
 }
 JOB_STATS: Final[_Types] = {"id": int, "tube": str, "state": str, "pri": int, "ttr": (int, float), "time-left": int}
+CONNECTION: Final[_Types] = {
+    "number": int,
+    "address": str,
+    "program": str,
+    "is_producer": bool,
+    "is_worker": bool,
+    "held": int,
+    "uses": (str, type(None)),
+    "watches": list,
+    "waiting_since": (str, type(None)),
+}
+CONDITION: Final[_Types] = {"condition": str, "tube": (str, type(None)), "sentence": str, "link": str}
 """Statistics that commands rely on, and the type of each."""
 
 

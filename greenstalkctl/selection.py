@@ -27,7 +27,7 @@ class Selection:
 
 def tube_argument(help: str, *, is_required: bool = True, is_list: bool = False) -> Callable[[F], F]:
     """Add TUBE to a command, as an argument or as --tube; its function gets `tube`, or `tubes` if *is_list*."""
-    metavar = "TUBE..." if is_list else "TUBE" if is_required else "[TUBE]"
+    metavar = ("TUBE" if is_required else "[TUBE]") + ("..." if is_list else "")
 
     def decorate(function: F) -> F:
         @wraps(function)

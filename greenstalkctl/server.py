@@ -21,7 +21,7 @@ from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar
 import greenstalk
 
 import greenstalk_client
-from greenstalk_client import PutId
+from greenstalk_client import AlreadyReservedError, PutId
 from greenstalkctl import bounded_socket
 from greenstalkctl.address import Address
 from greenstalkctl.errors import Refused, Unreachable
@@ -129,6 +129,16 @@ class _Client(greenstalk_client.Client[bytes]):
             raise ValueError(head)
         return [line.removeprefix("- ") for line in lines]
 
+    def exchange(self, request: bytes) -> tuple[str, bytes | None]:
+        """Send *request*; return the first line of the reply, and its body if it has one."""
+        self._sock.sendall(request + b"\r\n")
+        line = self._reader.readline()
+        if not line.endswith(b"\r\n"):
+            raise ConnectionError("the connection ended within a reply")
+        words = line.decode("ascii").split()
+        size = {b"OK": 1, b"FOUND": 2, b"RESERVED": 2}.get(line.split(b" ")[0].strip())
+        return " ".join(words), None if size is None else self._read_chunk(int(words[size]))
+
     def _document(self, cmd: bytes, limit: int) -> bytes:
         """Return the document in the reply to *cmd*, of at most *limit* bytes."""
         size = self._int_cmd(cmd, b"OK")
@@ -176,6 +186,12 @@ class Server:
         except Refused:
             return False
         return True
+
+    @property
+    def certificate_expires(self) -> float | None:
+        """The end of the server's certificate in seconds since 1970; None without TLS."""
+        certificate = self._socket.getpeercert() if isinstance(self._socket, ssl.SSLSocket) else None
+        return ssl.cert_time_to_seconds(str(certificate["notAfter"])) if certificate else None
 
     def has_extensions(self) -> bool:
         """Return whether the server has the protocol extensions."""
@@ -284,6 +300,31 @@ class Server:
     def truncate(self, tube: str) -> int | None:
         """Truncate *tube*; return the number of jobs deleted immediately, or None if there is no such tube."""
         return self._find(self._client.truncate, tube)
+
+    def reprioritize(self, job_id: int, pri: int) -> bool:
+        """Change the pri of a job; return False if it does not exist or is reserved."""
+        ordinary = (greenstalk.NotFoundError, AlreadyReservedError)
+        try:
+            with self._translated_errors(*ordinary):
+                self._client.reprioritize(job_id, pri)
+        except ordinary:
+            return False
+        return True
+
+    def group(self, name: str) -> Stats | None:
+        """Return the numbers of jobs of a group, or None if there is no such group."""
+        return self._find(lambda: dict(self._client.stats_group(name)))
+
+    def drain(self) -> None:
+        self._ask(self._client.drain)
+
+    def undrain(self) -> None:
+        self._ask(self._client.undrain)
+
+    def exchange(self, line: bytes, body: bytes | None) -> tuple[str, bytes | None]:
+        """Send a command, with a *body* whose size is appended; return the first line and the body of the reply."""
+        request = line if body is None else b"%b %d\r\n%b" % (line, len(body), body)
+        return self._ask(self._client.exchange, request)
 
     def wait(self, job_id: int, seconds: float | None) -> str | None:
         """Wait until a job is deleted or buried; return which, or TIMED_OUT after *seconds*.

@@ -13,12 +13,14 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
-from greenstalkctl import tls, units
+from greenstalkctl import named_servers, tls, units
 from greenstalkctl.address import Address, Url, parse, parse_url
 from greenstalkctl.api import Api
 from greenstalkctl.errors import InvalidUsage
 from greenstalkctl.http_client import TOKEN_VARIABLE
+from greenstalkctl.named_servers import NamedServer
 from greenstalkctl.output import Output
 from greenstalkctl.server import Server
 
@@ -73,12 +75,12 @@ class Connector:
 class Settings:
     """The values of the global options parsed so far.
 
-    server, api             address of the server, and URL of its API, if given.
+    server, api             address or entry of the server, and URL of its API, if given.
     on_command_line         long names of the options given on the command line, not in the environment.
     uses_tls                whether addresses without tls: or plain: use TLS.
     """
 
-    server: Address | None = None
+    server: Address | NamedServer | None = None
     api: Url | None = None
     on_command_line: set[str] = field(default_factory=set)
     token: str = field(default_factory=lambda: os.environ.get(TOKEN_VARIABLE, ""), repr=False)
@@ -96,25 +98,28 @@ class Settings:
 
     def open_queue(self) -> Queue:
         """Connect to the API if its URL is known, else over the protocol; raise Unreachable or Refused."""
+        self._apply_entry()
         api = self._effective("api", self.api)
         return self.connect() if api is None else self._api(api)
 
     def open_api(self, what: str) -> Api:
         """Connect to the API; raise InvalidUsage, which says that *what* needs the API, if its URL is unknown."""
+        self._apply_entry()
         api = self._effective("api", self.api)
         if api is None:
             how = f"{API_VARIABLE} is ignored because of --server, so add --api" if self.api else _SET_API
             raise InvalidUsage(f"the beanstalk protocol has no {what}, but the API of Greenstalk Server has: {how}")
         return self._api(api)
 
-    def connect(self, *, target: Address | None = None) -> Server:
+    def connect(self, *, target: Address | NamedServer | None = None) -> Server:
         """Connect over the protocol to the server of --server.
 
         *target* is the other server that the command connects to. Raise Unreachable, or InvalidUsage if only --api
         names a server.
         """
         address = self._address()
-        self._expect_tls(address, *([self._with_scheme(target)] if target is not None else []))
+        other = target.address if isinstance(target, NamedServer) else target
+        self._expect_tls(address, *([self._with_scheme(other)] if other is not None else []))
         return Server(address, self.timeout, self._tls(address))
 
     def connector(self) -> Connector:
@@ -132,14 +137,51 @@ class Settings:
         taken, self.timeout = self.timeout, DEFAULT_TIMEOUT
         return taken
 
+    def _apply_entry(self) -> None:
+        """Apply the entry of the server, if it has one: it overrides the environment, but not the command line."""
+        entry = self.server
+        if entry is None and self.api is None:
+            entry = load_servers().default_server
+        if not isinstance(entry, NamedServer):
+            return
+        if self._effective("server", entry) is None:  # --api names another server than the variable
+            self.server = None
+            return
+        if entry.warning:
+            self.out.note(f"warning: {entry.warning}")
+        self.server, self._context = entry.address, None
+        for name in TLS_FILES:
+            if getattr(entry, name) and name not in self.on_command_line:
+                setattr(self, name, getattr(entry, name))
+        if "api" not in self.on_command_line:
+            self.api = entry.api
+            if "api-token-file" not in self.on_command_line:
+                self.token = _token(entry)
+            self.on_command_line |= {"server"} | ({"api"} if entry.api is not None else set())
+
     def _address(self) -> Address:
+        self._apply_entry()
+        assert not isinstance(self.server, NamedServer)
         address = self._effective("server", self.server)
         if address is None and self._effective("api", self.api) is not None:
             raise InvalidUsage("this command uses the beanstalk protocol, not the API: add --server HOST:PORT")
         return self._with_scheme(address or Address())
 
-    def connect_to(self, target: Address) -> Server:
+    def connect_if_named(self) -> Server | None:
+        """Connect over the protocol; return None if only --api names a server."""
+        self._apply_entry()
+        is_named = self._effective("server", self.server) or self._effective("api", self.api) is None
+        return self.connect() if is_named else None
+
+    def open_api_if_named(self) -> Api | None:
+        """Connect to the API; return None if its URL is unknown."""
+        self._apply_entry()
+        return None if self._effective("api", self.api) is None else self.open_api("dashboard")
+
+    def connect_to(self, target: Address | NamedServer) -> Server:
         """Connect over the protocol to *target*, instead of the server of --server."""
+        if isinstance(target, NamedServer):
+            return replace(self, server=target, on_command_line=self.on_command_line | {"server"}).connect()
         address = self._with_scheme(target)
         return Server(address, self.timeout, self._tls(address))
 
@@ -217,7 +259,37 @@ class Parsed(click.ParamType[T]):
             self.fail(f"{error}.", param, ctx)
 
 
-ADDRESS: Final = Parsed("address", parse)
+class ServerAddress(Parsed[Address | NamedServer]):
+    """An address, or the name of an entry in a configuration file; shell completion offers the names."""
+
+    def __init__(self) -> None:
+        super().__init__("address", lambda text: load_servers().servers.get(text) or parse(text))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        try:
+            names = load_servers().servers
+        except InvalidUsage:
+            return []
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def load_servers() -> named_servers.NamedServers:
+    """Return the entries of the configuration files; raise InvalidUsage if one of them is invalid."""
+    try:
+        return named_servers.load()
+    except ValueError as error:
+        raise InvalidUsage(str(error)) from error
+
+
+def _token(entry: NamedServer) -> str:
+    """Return the token of the API of *entry*, empty if it has none; raise InvalidUsage if its file cannot be read."""
+    try:
+        return _first_line(entry.token_file) if entry.token_file else entry.token
+    except (OSError, ValueError) as error:
+        raise InvalidUsage(f"cannot use the token_file of the server {entry.name}: {error}") from error
+
+
+ADDRESS: Final = ServerAddress()
 
 
 def seconds_between(least: float, most: float) -> Parsed[float]:
@@ -305,7 +377,7 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
             metavar="ADDRESS",
             type=ADDRESS,
             variable=SERVER_VARIABLE,
-            help="Server address: HOST:PORT, tls:HOST:PORT or unix:PATH. Default: 127.0.0.1:11300.",
+            help="Server: [tls:]HOST:PORT, unix:PATH, or a name in greenstalkctl.toml. Default: 127.0.0.1:11300.",
         ),
         option(
             "--tls",
@@ -379,7 +451,7 @@ def _set(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def _first_line(path: str) -> str:
-    """Return the first line of the file at *path*; raise ValueError if it is empty."""
+    """Return the first line of the file at *path*; raise OSError, or ValueError if it is empty."""
     token = Path(path).read_text().partition("\n")[0].strip()
     if not token:
         raise ValueError(f"the first line of {path} is empty")

@@ -1,4 +1,4 @@
-"""The `drain-to` command: move all jobs to another server."""
+"""The commands `drain` and `undrain`, and `drain-to`, which moves all jobs to another server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import click
 from greenstalkctl.address import Address
 from greenstalkctl.errors import CommandError, InvalidUsage, NoResult, Refused, Unreachable
 from greenstalkctl.interrupt import Interrupt
+from greenstalkctl.named_servers import NamedServer
 from greenstalkctl.output import Advance
-from greenstalkctl.params import TUBE
 from greenstalkctl.queue import BURIED, DELAYED, READY, RESERVED, STATES
-from greenstalkctl.selection import job_count, require_tube
+from greenstalkctl.selection import job_count, require_tube, tube_argument
 from greenstalkctl.server import Server
 from greenstalkctl.settings import ADDRESS, Command, Settings
 from greenstalkctl.text import plural
@@ -23,13 +23,32 @@ ORDER: Final = (BURIED, DELAYED, READY)
 """States in the order they are moved. Ready jobs are last, as delays end and workers release jobs during the move."""
 
 
-@click.command(name="drain-to", cls=Command, short_help="Move all jobs to another server.")
-@click.argument(
-    "target", type=ADDRESS, metavar="ADDRESS", help="Address of the other server: [tls:]HOST:PORT or unix:PATH."
-)
-@click.argument("tubes", type=TUBE, nargs=-1, metavar="[TUBE]...", help="Move only these tubes. Default: all.")
+@click.command(cls=Command, short_help="Make the server refuse puts.")
 @click.pass_obj
-def drain_to(settings: Settings, target: Address, tubes: tuple[str, ...]) -> None:
+def drain(settings: Settings) -> None:
+    """Make the server refuse puts with DRAINING, for example before a stop; workers continue.
+
+    The server must have the extensions, and an access rule with `administer = true` for this client.
+    """
+    with settings.connect() as server:
+        server.drain()
+    settings.out.show({"draining": True}, f"{server.address} refuses puts; undrain ends that")
+
+
+@click.command(cls=Command, short_help="Make the server accept puts again.")
+@click.pass_obj
+def undrain(settings: Settings) -> None:
+    """Make a server that is draining accept puts again. It needs the same rights as `drain`."""
+    with settings.connect() as server:
+        server.undrain()
+    settings.out.show({"draining": False}, f"{server.address} accepts puts")
+
+
+@click.command(name="drain-to", cls=Command, short_help="Move all jobs to another server.")
+@click.argument("target", type=ADDRESS, metavar="ADDRESS", help="Address or name of the other server, as for --server.")
+@tube_argument("Move only these tubes. Default: all.", is_required=False, is_list=True)
+@click.pass_obj
+def drain_to(settings: Settings, target: Address | NamedServer, tubes: tuple[str, ...]) -> None:
     """Move all jobs of the given TUBEs, or of all tubes, to the server at ADDRESS.
 
     Stop the producers first: the command runs until the tubes are empty.

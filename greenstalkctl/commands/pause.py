@@ -13,24 +13,28 @@ from greenstalkctl.tube_change import change_tubes
 
 
 @click.command(cls=Command, short_help="Pause a tube, or tubes by a pattern.")
-@click.argument("tube", type=TUBE, help="The tube to pause; omit it with --pattern.")
-@click.argument("time", type=DURATION, required=False, help="Duration: seconds, or for example 500ms, 5m, 1h30m, 2d.")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="[TUBE] TIME", help="The tube, and the duration, such as 90, 5m or 1h30m."
+)
+@click.option("--tube", type=TUBE, help="The same as TUBE.")
 @click.option("--pattern", type=PATTERN, help="Pause all tubes that match, such as 'billing.*'; needs --api.")
 @click.option("--reason", default="", help="Reason shown on the tube's page; needs --api.")
 @click.pass_context
-def pause(ctx: click.Context, tube: str, time: float | None, pattern: str | None, reason: str) -> None:
+def pause(ctx: click.Context, words: tuple[str, ...], tube: str | None, pattern: str | None, reason: str) -> None:
     """Pause TUBE for TIME: workers cannot reserve its jobs, but jobs can be put.
 
     With --pattern, pause all tubes that match, after a confirmation.
     """
     settings = ctx.ensure_object(Settings)
-    if (time is None) == (pattern is None):
+    *named, duration = words
+    time = DURATION.convert(duration, None, ctx)
+    tubes = [TUBE.convert(name, None, ctx) for name in named] + ([] if tube is None else [tube])
+    if len(tubes) != (pattern is None):
         raise InvalidUsage("give either TUBE TIME, or --pattern PATTERN TIME")
-    if pattern is not None:  # the only argument is the time
-        seconds = DURATION.convert(tube, None, ctx)
-        change_tubes(settings, "pause", pattern, {"seconds": seconds, "reason": reason}, "ready job")
+    if pattern is not None:
+        change_tubes(settings, "pause", pattern, {"seconds": time, "reason": reason}, "ready job")
         return
-    assert time is not None
+    (tube,) = tubes
     with settings.open_api("reasons for a pause") if reason else settings.open_queue() as queue:
         is_done = queue.pause(tube, time, reason) if isinstance(queue, Api) else queue.pause(tube, time)
         if not is_done:

@@ -19,7 +19,7 @@ _CHUNK: Final = 2**20
 
 
 @click.command(cls=Command, short_help="Put a job, or one per line.")
-@click.argument("body", required=False, help="The body of the job.")
+@click.argument("bodies", nargs=-1, metavar="[BODY]", help="The body of the job.")
 @click.option("--file", type=click.File("rb"), help="Read the body from this file; - means standard input.")
 @click.option("--tube", type=TUBE, default=DEFAULT_TUBE, help="Put the job into this tube. Default: `default`.")
 @click.option("--pri", type=PRI, default=DEFAULT_PRI, show_default=True, help="Priority; 0 is the most urgent.")
@@ -53,7 +53,7 @@ _CHUNK: Final = 2**20
 def put(
     settings: Settings,
     /,
-    body: str | None,
+    bodies: tuple[str, ...],
     file: BinaryIO | None,
     tube: str,
     pri: int,
@@ -67,6 +67,9 @@ def put(
     Keys, groups and fractions of seconds need Greenstalk Server. If a job has the --idempotency-key,
     print the id of that job.
     """
+    if len(bodies) > 1:
+        raise InvalidUsage("put takes one argument, the body; quote it, and name the tube with --tube")
+    body = next(iter(bodies), None)
     tags = {name: value for name, value in tags.items() if value}
     if "concurrency_limit" in tags and "concurrency_key" not in tags:
         raise InvalidUsage("--limit needs --concurrency-key KEY")

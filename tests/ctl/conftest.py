@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,7 @@ def _servers() -> Iterator[dict[str, Server]]:
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SERVER", "API", "API_TOKEN"):
         monkeypatch.delenv(f"GREENSTALKCTL_{name}", raising=False)
+    monkeypatch.setenv("GREENSTALKCTL_CONFIG", os.devnull)
 
 
 @pytest.fixture(autouse=True)
