@@ -12,14 +12,15 @@ from greenstalkctl.errors import NoResult
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.queue import STATES
 from greenstalkctl.selection import require_tube, tube_argument
-from greenstalkctl.settings import Command, Settings
+from greenstalkctl.settings import Settings
 from greenstalkctl.table import Cell, Column
 from greenstalkctl.text import plural
+from greenstalkctl.watching import ReadCommand
 
 COLUMNS: Final = (Column("jobs", 0), Column("last", 3, "text"), Column("sample", 2), Column("error", 1, "text"))
 
 
-@click.command(cls=Command, short_help="Group failed jobs by their error (needs --api).")
+@click.command(cls=ReadCommand, short_help="Group failed jobs by their error (needs --api).")
 @tube_argument("The tube with the failed jobs.")
 @click.option("--state", type=click.Choice(STATES), help="Only jobs in this state. Default: buried jobs.")
 @click.option("--field", default="", metavar="PATH", help="The field of the JSON body with the error: job.reason.")

@@ -13,8 +13,9 @@ from greenstalkctl.errors import NoResult
 from greenstalkctl.params import COUNT
 from greenstalkctl.queue import RESERVED, STATES, JobView
 from greenstalkctl.selection import tube_argument
-from greenstalkctl.settings import Command, Settings
+from greenstalkctl.settings import Settings
 from greenstalkctl.table import Cell, Column
+from greenstalkctl.watching import ReadCommand
 
 COLUMNS: Final = (
     Column("id", 0),
@@ -30,7 +31,7 @@ MAX_BODY_WIDTH: Final = 80
 """Maximum characters of a body in the table, on a terminal and in a pipe; --json has whole bodies."""
 
 
-@click.command(cls=Command, short_help="List or search jobs (needs --api).")
+@click.command(cls=ReadCommand, short_help="List or search jobs (needs --api).")
 @tube_argument("Only jobs of this tube.", is_required=False)
 @click.option("--state", type=click.Choice((*STATES, RESERVED)), help="Only jobs in this state.")
 @click.option("--query", default="", help="Only jobs that match this search, as in the dashboard: 'age:>2h body:ann'.")

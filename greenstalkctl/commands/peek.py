@@ -12,10 +12,11 @@ from greenstalkctl.output import key_value_lines
 from greenstalkctl.params import JOB_OR_TUBE, TUBE
 from greenstalkctl.queue import BURIED, DELAYED, READY, JobView
 from greenstalkctl.selection import parse_words
-from greenstalkctl.settings import Command, Queue, Settings
+from greenstalkctl.settings import Queue, Settings
+from greenstalkctl.watching import ReadCommand
 
 
-@click.command(cls=Command, short_help="Show a job without reserving it.")
+@click.command(cls=ReadCommand, short_help="Show a job without reserving it.")
 @click.argument("word", metavar="ID|TUBE", type=JOB_OR_TUBE, required=False, help="The id of the job, or its tube.")
 @click.option("--tube", type=TUBE, help="The same as TUBE, also for a name that is a number.")
 @click.option("--ready", "state", flag_value=READY, help="The ready job that is reserved next (the default).")

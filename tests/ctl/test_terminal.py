@@ -81,6 +81,19 @@ def test_ctrl_c_quits_top_with_exit_code_0(one: Server) -> None:
     assert (code, "\x1b[?1049l" in view, "interrupted" in view, "Traceback" in view) == (0, True, False, False)
 
 
+def test_watched_command_is_repeated_in_place_until_ctrl_c(one: Server) -> None:
+    with (
+        connect(one, "mail") as client,
+        Terminal("--server", address(one), "tubes", "--watch", "100ms") as terminal,
+    ):
+        terminal.wait_for(r"tubes every 0.1 s(.|\n)*mail +\S* *0")
+        client.put(b"")
+        terminal.wait_for(r"mail +1 ")
+        terminal.interrupt()
+        code, view = terminal.end()
+    assert (code, "\x1b[?1049l" in view, "Traceback" in view) == (0, True, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "variables", "is_coloured"),
     [([], {}, True), (["--no-color"], {}, False), ([], {"NO_COLOR": "1"}, False)],
