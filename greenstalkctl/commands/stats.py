@@ -6,13 +6,16 @@ import click
 
 from greenstalkctl.api import Api
 from greenstalkctl.columns import COLUMNS, OF_API, TUBE, column
+from greenstalkctl.errors import NoResult
 from greenstalkctl.output import key_value_lines
+from greenstalkctl.params import KEY
 from greenstalkctl.queue import Stats
 from greenstalkctl.selection import require_tube, tube_argument
-from greenstalkctl.settings import Command, Settings
+from greenstalkctl.settings import Settings
+from greenstalkctl.watching import ReadCommand
 
 
-@click.command(cls=Command, short_help="Show the server's statistics.")
+@click.command(cls=ReadCommand, short_help="Show the server's statistics.")
 @click.pass_obj
 def stats(settings: Settings) -> None:
     """Show the server's statistics under their protocol names; with --api, also rates, journal and memory."""
@@ -21,7 +24,7 @@ def stats(settings: Settings) -> None:
     settings.out.show(server_stats, key_value_lines(server_stats))
 
 
-@click.command(cls=Command, short_help="List the tubes and their jobs by state.")
+@click.command(cls=ReadCommand, short_help="List the tubes and their jobs by state.")
 @click.option(
     "--sort",
     type=click.Choice(tuple(COLUMNS)),
@@ -46,7 +49,7 @@ def tubes(settings: Settings, sort: str) -> None:
     settings.out.show(all_stats, shown)
 
 
-@click.command(cls=Command)
+@click.command(cls=ReadCommand)
 @tube_argument("The name of the tube.")
 @click.pass_obj
 def tube(settings: Settings, tube: str) -> None:
@@ -54,6 +57,18 @@ def tube(settings: Settings, tube: str) -> None:
     with settings.open_queue() as queue:
         tube_stats = require_tube(queue, tube)
     settings.out.show(tube_stats, key_value_lines(tube_stats | _policy_lines(tube_stats)))
+
+
+@click.command(name="stats-group", cls=ReadCommand, short_help="Show the jobs of a group.")
+@click.argument("group", type=KEY, help="The name of the group, as in put --group.")
+@click.pass_obj
+def stats_group(settings: Settings, group: str) -> None:
+    """Count the jobs of a group by state, and the jobs that wait for it. The server needs the extensions."""
+    with settings.connect() as server:
+        group_stats = server.group(group)
+        if group_stats is None:
+            raise NoResult(f"there is no group {group} on {server.address}: it has no job, and no job waits for it")
+    settings.out.show(group_stats, key_value_lines(group_stats))
 
 
 def _policy_lines(tube_stats: Stats) -> Stats:

@@ -154,3 +154,19 @@ def test_flush_and_wait_need_the_protocol(with_api: WithApi) -> None:
     for command in ("flush", "truncate", "wait"):
         done = ctl(with_api, "--yes", command, "1")
         assert (done.code, "uses the beanstalk protocol" in done.err) == (2, True)
+
+
+@OURS
+def test_group_is_counted(server: Server, mail: Client) -> None:
+    ctl(server, "put", "one", "--tube", "mail", "--group", "import")
+    assert ctl(server, "stats-group", "import", "--json").json["ready"] == 1
+    assert ctl(server, "stats-group", "other").code == 1
+
+
+@pytest.mark.parametrize("server", ["ours", "api"], indirect=True)
+def test_priority_is_changed_unless_the_job_is_reserved(server: Server, mail: Client) -> None:
+    held, free = mail.put(b"", priority=1), mail.put(b"", priority=2)
+    mail.reserve(0)
+    done = ctl(server, "reprioritize", str(held), str(free), "--pri", "9", "--json")
+    assert (done.code, done.json) == (1, {"reprioritized": 1, "missed": [held]})
+    assert mail.stats_job(free)["pri"] == 9

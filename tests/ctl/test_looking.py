@@ -12,9 +12,10 @@ from greenstalkctl.address import parse
 from greenstalkctl.follower import EXTRA_IDS, ProtocolFollower
 from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
-from tests.ctl.world import BY_PROTOCOL_AND_API, Client, address, connect, ctl, finish, spawn
-from tests.support.daemon import TIMEOUT
+from tests.ctl.world import BY_PROTOCOL_AND_API, Client, WithApi, address, connect, ctl, finish, run, spawn, spawn_at
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import eventually
+from tests.support.ports import free_ports
 from tests.support.processes import join
 from tests.support.servers import Server
 
@@ -71,6 +72,10 @@ def test_pause_and_resume(server: Server, mail: Client) -> None:
     assert 295 < mail.stats_tube("mail")["pause-time-left"] <= 300
     assert ctl(server, "resume", "--tube", "mail").text == "mail is resumed\n"
     assert mail.stats_tube("mail")["pause-time-left"] == 0
+    assert ctl(server, "pause", "--tube", "mail", "5", "--json").json == {"tube": "mail", "pause": 5}
+    assert [ctl(server, "pause", *words).code for words in (["mail"], ["a", "b", "5"], ["a", "5", "--tube", "b"])] == [
+        2
+    ] * 3
     assert ctl(server, "pause", "nothing", "1").code == 1
     assert ctl(server, "resume", "nothing").code == 1
 
@@ -250,3 +255,49 @@ def follow(server: Server) -> Connection:
 
 def bodies(follower: ProtocolFollower) -> list[bytes]:
     return [view.body for view in follower.new()]
+
+
+def test_watched_command_writes_one_output_after_the_other(one: Server) -> None:
+    process = spawn(one, "peek", "1000", "--watch", "100ms")
+    errors = [process.stderr.readline() for _ in range(2)]
+    assert errors == [b"greenstalkctl: there is no job 1000 on %b\n" % address(one).encode()] * 2
+    process = spawn(one, "tube", "default", "--watch", "100ms", "--json")
+    assert [json.loads(process.stdout.readline())["name"] for _ in range(2)] == ["default"] * 2
+    assert finish(process, signal.SIGINT).code == 130
+
+
+def test_watch_refuses_what_it_cannot_repeat(one: Server) -> None:
+    assert ctl(one, "peek", "mail", "--raw", "--watch", "1s").code == 2
+    assert ctl(one, "tube", "--watch", "1s").code == 2
+
+
+def test_connections_lists_workers_with_their_jobs(with_api: WithApi) -> None:
+    with connect(with_api, "mail") as client:
+        client.put(b"")
+        client.reserve(0)
+        (found,) = ctl(with_api, "connections", "--query", "mail", "--json").lines
+        assert (found["is_worker"], found["held"], found["watches"]) == (True, 1, ["mail"])
+        assert "producer, worker" in ctl(with_api, "connections").text
+    assert ctl(with_api, "connections", "--query", "no-such-tube").code == 1
+
+
+def test_raw_prints_the_reply(server: Server) -> None:
+    inserted = ctl(server, "raw", "put 0 0 60", "hello")
+    job_id = inserted.text.removeprefix("INSERTED ").strip()
+    assert inserted.code == 0
+    assert ctl(server, "raw", f"peek {job_id}").out == f"FOUND {job_id} 5\nhello".encode()
+    assert ctl(server, "raw", "stats-tube default").text.splitlines()[1:3] == ["---", "name: default"]
+    assert ctl(server, "raw", "peek 99999", "--json").code == 1
+    wrong = ctl(server, "raw", "no-such-command")
+    assert (wrong.code, wrong.text) == (4, "UNKNOWN_COMMAND\n")
+    for args in (("put 0 0 60 5",), ("two\nlines",), (" ",)):
+        assert ctl(server, "raw", *args).code == 2
+
+
+def test_ping_waits_for_the_server() -> None:
+    (port,) = free_ports(1)
+    where = ("-s", f"127.0.0.1:{port}")
+    waiting = spawn_at(where, "ping", "--wait", f"{TIMEOUT:g}s")
+    with Daemon("-l", "127.0.0.1", "-p", str(port), "--no-web"):
+        assert finish(waiting).code == 0
+    assert run(*where, "ping", "--wait", "100ms").code == 3

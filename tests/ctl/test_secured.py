@@ -107,6 +107,7 @@ def test_every_kind_of_command_by_tls(plain_client: str, directory: Path) -> Non
     assert run(*given, "tail", "post").code == 0
     assert run(*given, "ping", "--json").json["server"] == f"tls:{plain_client}"
     assert run(*given, "clear", "post", "--yes").code == 0
+    assert "certificate" in {finding["check"] for finding in run(*given, "doctor", "--json").json}
     with Terminal(*given, "top") as terminal:
         terminal.wait_for("default")
         terminal.press("q")
