@@ -299,16 +299,18 @@ class Connection(Handler):
 
     def resume(self, now: int, limit: range) -> bytes:
         """Continue after a wait or a slice, or serve deferred or unread input; return the replies to be sent now."""
-        session = self.session
+        session, is_wait_over = self.session, False
         if self._state >= BUSY:
             return b""
         if not session.is_woken:
             if not session.has_more:
-                return self._serve_unread(now, limit)
+                is_wait_over = self._has_hung_up and self._is_closed_unread()
+                if not is_wait_over:
+                    return self._serve_unread(now, limit)
             if self._is_full():
                 return b""
         promised = self._journal.promised
-        out = session.resume(now, limit)
+        out = session.end_wait(now, limit) if is_wait_over else session.resume(now, limit)
         out = self._settle(out, self._depends_on_journal(promised), now)
         if not session.has_more and self._state < BUSY:
             if self._end == STOPPING:
@@ -399,6 +401,8 @@ class Connection(Handler):
             self._awaited = self._journal.promised
         if session.is_waiting and not session.wants_input:
             self._pause()  # enough input is kept while the client waits for a job
+            if self._has_hung_up:
+                self._poller.queue(self)
         return out
 
     def _note_slice(self, out: bytes, must_wait: bool, now: int) -> None:
@@ -469,7 +473,7 @@ class Connection(Handler):
         must_pause = self._is_full() or self._deferred is not None or not session.wants_input
         self._state = PAUSED if must_pause else READING
         is_unread = self._deferred is not None or (self._is_readable and not must_pause)
-        if is_unread or session.is_woken or session.has_more:
+        if is_unread or session.is_woken or session.has_more or (self._has_hung_up and session.is_waiting):
             self._poller.queue(self)
 
     def _advance_end(self, end: int) -> None:
@@ -482,6 +486,14 @@ class Connection(Handler):
         self._advance_end(STOPPING)
         if self._state < BUSY and not self._held_replies and not self.session.has_more:
             self.kill()
+
+    def _is_closed_unread(self) -> bool:
+        """Return whether the peer has closed its side, and the end of its input is unread while the client waits."""
+        if not self.is_waiting_unread or self.session.awaited is not None:
+            return False
+        poll = select.poll()  # urgent data sets `_has_hung_up` too
+        poll.register(self._sock.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     @property
     def is_waiting_unread(self) -> bool:
@@ -507,12 +519,6 @@ class Connection(Handler):
         elif not self._unacknowledged_at or silent * 1_000_000 < now - self._unacknowledged_at:
             self._unacknowledged_at = now
         return segments > 0 and now - self._unacknowledged_at >= seconds * SECOND
-
-    def is_disconnected(self) -> bool:
-        """Return whether the peer has disconnected; works while the connection is not read."""
-        poll = select.poll()
-        poll.register(self._sock.fileno(), 0)  # errors and hang-ups are always reported
-        return bool(poll.poll(0))
 
     def kill(self) -> None:
         """Close now. Does not switch."""

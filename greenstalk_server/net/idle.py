@@ -1,4 +1,4 @@
-"""Find connections that are disconnected, idle, stalled in the middle of a command, or whose peer has disappeared."""
+"""Find connections that are idle, stalled in the middle of a command, or whose peer has disappeared."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.net.connection import Connection
 from greenstalk_server.protocol.restricted_session import RestrictedSession
-
-
-def find_disconnected(connections: Iterable[Connection], limits: Limits, now: int) -> Iterator[tuple[Connection, str]]:
-    """Yield each connection whose peer has disconnected during a wait for a job, with an empty name of a limit.
-
-    While its input is left unread, the connection gets no event when its peer disconnects.
-    """
-    for connection in connections:
-        if connection.is_waiting_unread and connection.is_disconnected():
-            yield connection, ""
 
 
 def find_idle(connections: Iterable[Connection], limits: Limits, now: int) -> Iterator[tuple[Connection, str]]:

@@ -29,7 +29,7 @@ from greenstalk_server.net.acceptor import Acceptor, DescriptorBudget
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import Connection, run_then
-from greenstalk_server.net.idle import find_dead, find_disconnected, find_idle
+from greenstalk_server.net.idle import find_dead, find_idle
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.net.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.net.poller import Poller
@@ -186,9 +186,8 @@ class Server:
             self._limit_log.flush()
 
     def _close_timed_out(self, number: int) -> None:
-        """Close disconnected, idle, stalled and dead connections in housekeeping pass *number*. Switches."""
+        """Close idle, stalled and dead connections in housekeeping pass *number*. Switches."""
         limits = self._limits
-        self._close_found(find_disconnected)
         if limits.idle_timeout or limits.command_timeout:
             self._close_found(find_idle)
         passes = max(1, int(limits.dead_peer_timeout / HOUSEKEEPING_INTERVAL) // DEAD_PEER_CHECKS)

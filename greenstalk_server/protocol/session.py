@@ -139,6 +139,10 @@ class Session(SessionState):
     def receive_eof(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
         """Note that the peer has closed its side. Input that has arrived is still served."""
         self.is_eof = True
+        return self.end_wait(now, limit)
+
+    def end_wait(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """End the wait for a job, if there is one: the peer has closed its side. Serve the input that has arrived."""
         if self.is_woken:
             return self.resume(now, limit)
         out: list[bytes] = []

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 import gevent
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from greenstalk_server.journal import startup
 from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.committer import Committer
+from greenstalk_server.net.connection import Connection
 from greenstalk_server.net.server import Server
 from greenstalk_server.protocol.session import INPUT_LIMIT
 from greenstalk_server.runtime.clock import steady_clock
@@ -88,6 +90,13 @@ class Place:
         with suppress(OSError):
             self.clients[number].recv(1 << 20)
 
+    def wait_with_much_input(self, number: int) -> Connection:
+        """Wait for a job, with more input behind the reserve than the server keeps; return the connection."""
+        self.clients[number].setblocking(True)
+        self.clients[number].sendall(WAITS_TWICE)
+        wait_until(lambda: any(one.is_waiting_unread for one in self.server.connections))
+        return next(one for one in self.server.connections if one.is_waiting_unread)
+
     def end_input(self, number: int) -> None:
         with suppress(OSError):
             self.clients[number].shutdown(socket.SHUT_WR)
@@ -110,6 +119,9 @@ class Place:
         assert not self.broker.clients
 
 
+WAITS_TWICE: Final = (b"reserve\r\n" + b"list-tubes\r\n" * (INPUT_LIMIT // 12 + 10)) * 2
+"""Input of which more than 64 KiB is kept during the first wait. The second wait begins before all of it is read."""
+
 Step = Callable[[Place], None]
 NUMBERS: Final = st.integers(0, CLIENTS - 1)
 STEPS: Final[st.SearchStrategy[Step]] = st.one_of(
@@ -120,6 +132,33 @@ STEPS: Final[st.SearchStrategy[Step]] = st.one_of(
     st.builds(lambda number, is_reset: lambda place: place.reconnect(number, is_reset), NUMBERS, st.booleans()),
     st.sampled_from([lambda place: place.may_sync.clear(), lambda place: place.may_sync.set()]),
 )
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+def test_client_that_closes_while_it_waits_with_much_input_is_noticed(is_reset: bool) -> None:
+    """The server does not read the input behind 64 KiB, and so not the end of the stream either."""
+    place = Place()
+    try:
+        waiting = place.wait_with_much_input(0)
+        place.reconnect(0, is_reset)
+        wait_until(lambda: waiting not in place.server.connections)
+        assert not any(client.is_waiting for client in place.broker.clients)
+        place.check()
+    finally:
+        place.close()
+
+
+def test_client_that_closes_its_side_while_it_waits_with_much_input_gets_all_replies() -> None:
+    place = Place()
+    try:
+        waiting = place.wait_with_much_input(0)
+        place.end_input(0)
+        wait_until(lambda: waiting not in place.server.connections)
+        replies = place.clients[0].makefile("rb").read()
+        assert replies.count(b"TIMED_OUT\r\n") == 2
+        assert replies.count(b"OK ") == WAITS_TWICE.count(b"list-tubes")
+    finally:
+        place.close()
 
 
 @settings(max_examples=15, deadline=None)
