@@ -194,7 +194,8 @@ class LiveHub:
         """Add `/live` and `/events` to *app*."""
         self._app: Flask = app
         self._clock: Clock = clock
-        self._pages: dict[str, Render] = {}
+        self._states: dict[str, Render] = {}
+        self._api: set[str] = set()  # of these names, those of the API
         self._in_all: dict[str, Callable[[], State]] = {}
         self._topics: dict[TopicKey, Topic] = {}
         self._streams: dict[Stream, None] = {}
@@ -205,10 +206,12 @@ class LiveHub:
         app.add_url_rule("/live", "live", self.live)
         app.add_url_rule("/events", "events", self.events)
 
-    def register(self, name: str, render: Render) -> None:
-        """Register *render* for the live state of the page *name*."""
-        assert name not in self._pages
-        self._pages[name] = render
+    def register(self, name: str, render: Render, *, is_page: bool = True) -> None:
+        """Register *render* for the live state of *name*: a page of the dashboard, or else a stream of the API."""
+        assert name not in self._states
+        self._states[name] = render
+        if not is_page:
+            self._api.add(name)
 
     def add_to_all(self, key: str, render: Callable[[], State]) -> None:
         """Add the result of *render*, which obeys the rules of Render, to the state of every page as *key*."""
@@ -275,8 +278,8 @@ class LiveHub:
     def _page_args(self) -> tuple[str, dict[str, str]]:
         args = request.args.to_dict()
         page = args.pop("page", "")
-        if page not in self._pages:
-            raise BadRequest(f"“page” must be one of {', '.join(self._pages)}, not “{page[:40]}”.")
+        if page not in self._states:
+            raise BadRequest(f"“page” must be one of {', '.join(self._states)}, not “{page[:40]}”.")
         return page, args
 
     def _topic(self, page: str, args: dict[str, str]) -> Topic:
@@ -369,7 +372,8 @@ class LiveHub:
 
     def _state(self, page: str, args: Mapping[str, str]) -> State:
         """Return the live state of *page* for the principal of the context. May switch."""
-        return self._pages[page](args, self._clock()) | {key: render() for key, render in self._in_all.items()}
+        shared = {} if page in self._api else {key: render() for key, render in self._in_all.items()}
+        return self._states[page](args, self._clock()) | shared
 
     def _forget(self, topic: Topic) -> None:
         """Remove *topic*, so that the next request starts a new one, in case its subject comes back."""

@@ -148,7 +148,7 @@ class ServerEndpoints:
         self._tubes: TubesEndpoints = tubes
         self._history: History = history
         self._live: LiveHub = live
-        live.register(LIVE, self.live_state)
+        live.register(LIVE, self.live_state, is_page=False)
 
     @endpoint("GET", "/server")
     def get_server(self) -> ServerFigures:
