@@ -41,7 +41,7 @@ def test_tree_without_a_repository_has_no_commit(tmp_path: Path) -> None:
 def test_upgrade_page_has_the_formats_of_this_version() -> None:
     page = (REPOSITORY / "docs" / "upgrade.md").read_text()
     journal, read = record.VERSION, archive.VERSION
-    assert f"| {MINOR} | {journal} | 1 to {journal} | {read} | 1 to {read} |\n" in page
+    assert f"| {MINOR} | {journal} | {journal} | {read} | 1 to {read} |\n" in page
     assert re.search(
         rf"^greenstalk-server {re.escape(MINOR)}\.\d+ \(compiled\), journal format {journal}$", page, re.MULTILINE
     )
