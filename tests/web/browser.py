@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
 
 BROWSERS = ("chromium-headless-shell", "chromium")
 """Commands to try in this order. Each is also the name of a Debian package.
@@ -33,8 +33,14 @@ FLAGS = (
 AUTOFOCUS_BLOCKED = "Autofocus processing was blocked because a document already has a focused element."
 """Chromium logs this if a test uses a page before Chromium has set the focus, which depends only on their speed."""
 
+TIMEOUT_MS = 60_000
+"""Milliseconds that an action or `expect` waits, for example while other programs use the processors."""
+
 SCREENSHOTS = "SCREENSHOTS"
 """Environment variable: a directory for screenshots, for review by a person."""
+
+
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 class Tab:
@@ -81,7 +87,7 @@ class Browser:
     def tab(self, home: str, width: int = 1280, **options: Any) -> Iterator[Tab]:
         """Open a tab for pages of *home*; *options* are those of a Playwright context."""
         context = self._chromium.new_context(viewport={"width": width, "height": 800}, **options)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(TIMEOUT_MS)
         try:
             yield Tab(context.new_page(), home)
         finally:
