@@ -3,6 +3,13 @@
 "use strict";
 
 (() => {
+  // In a narrow window the navigation scrolls sideways: the current page is in view.
+  const current = document.querySelector(".pages [aria-current]");
+  if (current !== null) {
+    const pages = current.parentElement;
+    pages.scrollLeft = current.offsetLeft + current.offsetWidth - pages.offsetLeft - pages.clientWidth;
+  }
+
   function openMenus() {
     return [...document.querySelectorAll("details.menu[open]")];
   }

@@ -47,7 +47,7 @@
     for (let outer = element.closest("details"); outer !== null; outer = outer.parentElement.closest("details")) {
       outer.open = true;
     }
-    const panel = element.closest("details, section");
+    const panel = element.closest("details, section, form");
     const controls = [...panel.querySelectorAll("input:not([type=hidden]), select, textarea, button, a[href]")];
     const first = controls.find((control) => control.offsetParent !== null && !control.disabled);
     (first ?? element).scrollIntoView({ block: "center" });

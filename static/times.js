@@ -14,6 +14,7 @@
 
   const formats = {
     full: ({ year, month, day, hour, minute, second, timeZoneName }) => `${year}-${month}-${day} ${hour}:${minute}:${second} ${timeZoneName}`,
+    day: ({ year, month, day }) => `${year}-${month}-${day}`,
     clock: ({ hour, minute, second, timeZoneName }) => `${hour}:${minute}:${second} ${timeZoneName}`,
   };
 

@@ -245,7 +245,11 @@ def create_dashboard(
         _room_refusal(options.directory if rows is None else None, broker),
     )
     operations = Operations(broker, clock, commit, audit, saved, removals)
-    app.jinja_env.globals |= {"clear_promise": operations.promise, "deletion_promise": removals.promise}
+    app.jinja_env.globals |= {
+        "clear_promise": operations.promise,
+        "deletion_promise": removals.promise,
+        "deletion_refusal": removals.refusal,
+    }
     tasks = Tasks(clock, audit)
     tube_changes = TubeChanges(broker, clock, commit, audit, saved, tasks)
     leases = Leases(broker, clock, commit)
@@ -390,12 +394,12 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     sees_alerts     whether the principal may see the receivers of alerts.
     navigation      endpoint and label of each page that the principal may see.
     """
-    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
+    pages = [("overview", "Tubes"), ("attention", "Alerts")]
     if principal().sees_bodies:
-        pages.insert(2, ("errors", "Errors"))
+        pages.append(("errors", "Errors"))
+    pages += [("connections", "Connections"), ("search", "Search")]
     if principal().sees_all:
         pages.append(("policies", "Policies"))
-    pages.append(("attention", "Alerts"))
     if options.peers() and sees_servers():
         pages.append(("servers", "Servers"))
     return {

@@ -126,7 +126,7 @@ BEYOND: dict[str, tuple[TubeSample, TubeSample, str, dict[str, str]]] = {
     "buried": (
         tube(now=TubeTrend(buried=540), oldest_buried=2 * HOUR, buries=Growth(HOUR, (12,))),
         tube(now=TubeTrend(buried=0)),
-        "540 jobs of “mail” are buried, the oldest for 2 h; 12 were buried in the last 1 h.",
+        "540 jobs of “mail” are buried, the oldest for 2 h; 12 in the last hour.",
         {"state": "buried"},
     ),
     "waiting_dead_letters": (
@@ -467,23 +467,21 @@ def test_monitor_counts_what_happened_in_new_and_old_tubes(queue: Queue) -> None
         finishing.bury_job(queue.broker, id, queue.now)
     watched = Watched(queue)
     assert watched.run(60) == {
-        ("buried", "old"): "50 jobs of “old” are buried, the oldest for 1 min; none was buried in the last 1 min."
+        ("buried", "old"): "50 jobs of “old” are buried, the oldest for 1 min; none in the last 1 min."
     }
     for name in ("old", "new"):
         for id in queue.put(name, count=12):
             finishing.bury_job(queue.broker, id, queue.now)
     assert watched.run(10) == {
-        ("buried", "old"): (
-            "62 jobs of “old” are buried, the oldest for 1 min 10 s; 12 were buried in the last 1 min 10 s."
-        ),
+        ("buried", "old"): ("62 jobs of “old” are buried, the oldest for 1 min 10 s; 12 in the last 1 min 10 s."),
         ("buried", "new"): "12 jobs of “new” are buried, the oldest for 10 s.",
         ("buried_growth", "new"): "12 more jobs of “new” are buried than 15 minutes ago: 12 in all.",
         ("buried_growth", "old"): "12 more jobs of “old” are buried than 15 minutes ago: 62 in all.",
     }
     seen = watched.run(4200)
     assert seen == {
-        ("buried", "old"): "62 jobs of “old” are buried, the oldest for 1 h 11 min; none was buried in the last 1 h.",
-        ("buried", "new"): "12 jobs of “new” are buried, the oldest for 1 h 10 min; none was buried in the last 1 h.",
+        ("buried", "old"): "62 jobs of “old” are buried, the oldest for 1 h 11 min; none in the last hour.",
+        ("buried", "new"): "12 jobs of “new” are buried, the oldest for 1 h 10 min; none in the last hour.",
     }, "the growth has left the window"
     for id in list(queue.broker.tubes[b"new"].buried):
         finishing.delete(queue.broker, None, id, queue.now)

@@ -220,7 +220,7 @@ def test_page_shows_the_newest_first_with_links_to_tube_and_job(queue: Queue) ->
     do(client, "/job/delete", id=id)
     assert rows(client) == [
         ["2027-01-15 08:01:01 UTC", "–", "127.0.0.1", "job/delete", "a+b job 1", ""],
-        ["2027-01-15 08:00:00 UTC", "–", "127.0.0.1", "tube/pause", "a+b", "seconds 90, reason <b>"],
+        ["2027-01-15 08:00:00 UTC", "–", "127.0.0.1", "tube/pause", "a+b", "for 1 min 30 s, reason <b>"],
     ]
     found = links(client, "/audit")
     assert (found["a+b"], found["job 1"]) == ("/tube?tube=a%2Bb", "/job?id=1")
@@ -234,7 +234,7 @@ def test_filter_by_action_finds_the_action(queue: Queue) -> None:
     do(client, "/job/copy", id=id, delay=0)
     do(client, "/job/delete", id=id)
     bulk(client, tube="mail", action="delete", confirm="mail")
-    assert [row[3] for row in rows(client, "/audit?what=delete")] == ["bulk/end", "job/delete", "tube/clear"]
+    assert [row[3] for row in rows(client, "/audit?what=delete")] == ["bulk", "job/delete", "tube/clear"]
     assert [row[3] for row in rows(client, "/audit?what=put")] == ["job/copy"]
     assert [row[3] for row in rows(client, "/audit?what=clear")] == ["tube/clear"]
 
@@ -261,8 +261,8 @@ def test_bulk_change_is_one_row_with_a_link_to_its_task(queue: Queue) -> None:
     path = bulk(client, tube="mail", action="pri", pri=7)
     id = path.removeprefix("/task?id=")
     at = "2027-01-15 08:00:00 UTC"
-    details = f"action pri, query tube:mail, pri 7, counted 3, forced 0, jobs 3, started {at}"
-    assert rows(client) == [[at, "–", "127.0.0.1", "bulk/end", "mail task", details]]
+    details = f"action pri, query tube:mail, pri 7, previewed 3, jobs 3, started {at}"
+    assert rows(client) == [[at, "–", "127.0.0.1", "bulk", "mail task", details]]
     assert links(client, "/audit")["task"] == path
     exported = client.get("/audit/export?format=jsonl").text.splitlines()
     assert [json.loads(line)["what"] for line in exported] == ["bulk/end", "bulk/run"]

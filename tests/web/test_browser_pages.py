@@ -39,7 +39,6 @@ def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     press(tab, "Retry")
     assert notice_text(tab) == f"Job {id} was retried: it is ready."
     assert clients.states() == (1, 0, 0, 0)
-    unfold(tab, "Delete")
     press(tab, f"Delete job {id}")
     assert notice_text(tab) == f"Job {id} was deleted. Undo"
     assert clients.states() == (0, 0, 0, 0)

@@ -230,6 +230,13 @@ BODIES = {
 }
 
 
+def test_form_indents_json_on_request(queue: Queue, client: FlaskClient) -> None:
+    id = putting.put_into(queue.broker, b"mail", 5, 0, SECOND, BODIES["big integers"], queue.now)
+    assert "encoding=indented" in client.get(f"/job/form?id={id}").text
+    indented = '{\n  "id": 123456789012345678901234567890,\n  "id": 2,\n  "x": 1.10\n}'
+    assert load(client, id, encoding="indented")["body"] == indented
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name: str) -> None:
     body = BODIES[name]

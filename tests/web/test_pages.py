@@ -155,7 +155,7 @@ def test_job_page_shows_every_field_of_stats_job(queue: Queue, client: FlaskClie
     text = collapsed(page(client, "/job", id=id).text)
     for message in (
         f"Job {id} ready", "Priority 8 urgent", "Age 1 min 40 s", "Ready for 0 s ttr 1 min", "Reserves 2 1 timed out",
-        "Time to run 1 min",
+        "TTR 1 min",
         "Body 4 bytes", "Put at 2027-01-15 08:00:00 UTC", "Delay 30 s", "Released once", "Timed out once",
         "Reserved 2 times", "Buried never", "Kicked once", "Journal file –",
     ):  # fmt: skip

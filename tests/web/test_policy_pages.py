@@ -77,8 +77,8 @@ def errors(html: str) -> dict[str, str]:
     found = re.findall(r'<p class="field-error" id="(\w+)-error" role="alert">(.*?)</p>', html)
     for key, _ in found:
         described = [one for tag, one in Page(html).elements if one.get("name") == key and tag != "meta"]
-        assert described[0]["aria-invalid"] == "true"
-        assert f"{key}-error" in (described[0]["aria-describedby"] or "")
+        (invalid,) = [one for one in described if one.get("aria-invalid") == "true"]
+        assert f"{key}-error" in (invalid["aria-describedby"] or "")
     return {key: unescape(error) for key, error in found}
 
 
@@ -264,7 +264,7 @@ def test_exhausted_limit_is_shown_as_the_reason_for_a_wait(queue: Queue, client:
     worker, waiting = queue.connect(), queue.connect()
     for one in (worker, waiting):
         connecting.watch(queue.broker, one, b"mail")
-    assert "Workers wait" not in shown(client, "/tube", tube="mail").text
+    assert "Workers wait:" not in shown(client, "/tube", tube="mail").text
     for _ in range(2):
         assert reserving.reserve(queue.broker, worker, queue.now)
     assert reserving.reserve(queue.broker, waiting, queue.now) is None
@@ -279,7 +279,7 @@ def test_exhausted_limit_is_shown_as_the_reason_for_a_wait(queue: Queue, client:
     assert "at most 2 jobs reserved: 2 are" in live["parts"]["badges"]
     finishing.delete(queue.broker, worker, next(iter(worker.reserved)), queue.now)
     finishing.delete(queue.broker, waiting, next(iter(waiting.reserved)), queue.now)
-    assert "Workers wait" not in shown(client, "/tube", tube="mail").text
+    assert "Workers wait:" not in shown(client, "/tube", tube="mail").text
 
 
 # Dead letters

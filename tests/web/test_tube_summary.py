@@ -198,7 +198,7 @@ def test_page_of_a_loop_explains_it(queue: Queue, app: Flask, client: FlaskClien
     page = Page(client.get("/tube?tube=mail").text).text.replace("\xa0", " ")
     for words in ("Failed attempts", "100 %", "no job ended", "Released/s", "2.0", "Dead letters/s"):
         assert words in page, words
-    assert f"{looping.address.partition(':')[0]} 100 % of 8 failed attempts" in " ".join(page.split())
+    assert f"8 failed attempts in the last hour: 100 % by {looping.address.partition(':')[0]}" in " ".join(page.split())
 
 
 def live(client: FlaskClient, **args: str) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from playwright.sync_api import Error
+from playwright.sync_api import Error, expect
 
-from tests.support.daemon import Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.web.browser import Browser, browser
 from tools.usability.operator import Operator
 from tools.usability.scenario import ATTENTION, Scenario
@@ -27,6 +27,7 @@ FLAGS: Final = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
 def main() -> int:
     """Carry out all tasks, and print a table of them."""
+    expect.set_options(timeout=1000 * TIMEOUT)
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory, "server.toml")
         config.write_text(ATTENTION)
@@ -50,7 +51,7 @@ def run(task: Task, chromium: Browser, home: str, scenario: Scenario) -> bool:
         except (AssertionError, Error) as failure:
             error = f"FAILED: {str(failure).splitlines()[0]}"
         seconds = time.monotonic() - began
-        if not error and task.max_clicks is not None and operator.clicks > task.max_clicks:
+        if not error and operator.clicks > task.max_clicks:
             error = f"FAILED: more than {task.max_clicks} clicks"
         error = error or " ".join(operator.tab.console)
         print(f"{task.title:52}{seconds:8.2f}{operator.clicks:8}{operator.keys:6} {error}".rstrip(), flush=True)

@@ -20,12 +20,12 @@ TUBES: Final = QUIET_TUBES + 6
 class Task:
     """A question that an operator answers with the dashboard, or a change that they make with it.
 
-    max_clicks      the largest number of clicks that is acceptable; None without a limit.
+    max_clicks      the largest number of clicks that is acceptable.
     """
 
     title: str
     carry_out: Callable[[Operator, Scenario], None]
-    max_clicks: int | None = None
+    max_clicks: int
 
 
 def _find_what_is_wrong(operator: Operator, scenario: Scenario) -> None:
@@ -35,11 +35,9 @@ def _find_what_is_wrong(operator: Operator, scenario: Scenario) -> None:
 
 
 def _find_the_most_common_error(operator: Operator, scenario: Scenario) -> None:
-    _open_errors(operator)
-    first = operator.page.locator(".error-group").first
-    operator.sees(first)
-    expect(first).to_contain_text("KeyError")
-    expect(first.locator(".value")).to_have_text(str(FAILED["KeyError"]))
+    row = operator.page.locator(".condition", has_text="imports")
+    expect(row.locator(".top-error")).to_contain_text("KeyError")
+    operator.sees(row)
 
 
 def _retry_one_error(operator: Operator, scenario: Scenario) -> None:
@@ -56,7 +54,7 @@ def _find_the_holder_of_a_job(operator: Operator, scenario: Scenario) -> None:
 
 
 def _find_why_a_tube_lags(operator: Operator, scenario: Scenario) -> None:
-    operator.click(operator.page.locator(".condition .sentence", has_text="billing.invoices").first)
+    _open_condition(operator, "billing.invoices")
     workers = operator.page.locator(".workers")
     operator.sees(workers.get_by_role("link", name=f"job {scenario.held}"))
     operator.sees(operator.page.locator(".vital", has_text="Oldest ready"))
@@ -88,21 +86,22 @@ def _pause_the_quiet_tubes(operator: Operator, scenario: Scenario) -> None:
 def _delete_one_failed_job(operator: Operator, scenario: Scenario) -> None:
     _open_errors(operator)
     operator.click(operator.page.locator(".error-group").last.locator(".error-sample a"))
-    operator.click(operator.page.locator("summary", has_text="Delete"))
-    operator.click_button(re.compile("Delete job [0-9]+ permanently"))
+    operator.click_button(re.compile("Delete job [0-9]+"))
     expect(operator.page.locator(".banner.done")).to_contain_text("deleted")
 
 
 def _compare_with_last_week(operator: Operator, scenario: Scenario) -> None:
-    operator.click(operator.page.locator("#tubes").get_by_role("link", name="search.index"))
-    operator.click_link("History")
     operator.click(operator.page.locator(".spans").get_by_role("link", name=re.compile("week")))
     operator.click(operator.page.locator(".compares").get_by_role("link", name="a week ago"))
-    operator.sees(operator.page.get_by_text("are those of a week ago"))
+    operator.sees(operator.page.get_by_text(re.compile("alues.* of a week ago")))
 
 
 def _open_errors(operator: Operator) -> None:
-    operator.click(operator.page.locator(".condition .sentence", has_text=re.compile("imports.*buried")))
+    _open_condition(operator, "imports")
+
+
+def _open_condition(operator: Operator, tube: str) -> None:
+    operator.click(operator.page.locator(".condition", has_text=tube).locator(".sentence"))
 
 
 def _search_customer(operator: Operator) -> None:
@@ -114,13 +113,13 @@ def _search_customer(operator: Operator) -> None:
 
 TASKS: Final = (
     Task("Is anything wrong?", _find_what_is_wrong, 0),
-    Task("What is the most common error of the failing tube?", _find_the_most_common_error, 1),
+    Task("What is the most common error of the failing tube?", _find_the_most_common_error, 0),
     Task("Retry the jobs with one error", _retry_one_error, 3),
     Task("Which worker holds job N?", _find_the_holder_of_a_job, 1),
     Task("Why does a tube lag?", _find_why_a_tube_lags, 1),
-    Task("Which jobs belong to a customer?", _find_the_jobs_of_a_customer),
-    Task("Move the jobs of a customer to another tube", _move_the_jobs_of_a_customer),
-    Task("Pause all tubes that match a pattern", _pause_the_quiet_tubes),
-    Task("Delete one failed job", _delete_one_failed_job),
-    Task("Compare a tube with last week", _compare_with_last_week),
+    Task("Which jobs belong to a customer?", _find_the_jobs_of_a_customer, 2),
+    Task("Move the jobs of a customer to another tube", _move_the_jobs_of_a_customer, 8),
+    Task("Pause all tubes that match a pattern", _pause_the_quiet_tubes, 4),
+    Task("Delete one failed job", _delete_one_failed_job, 3),
+    Task("Compare with last week", _compare_with_last_week, 2),
 )

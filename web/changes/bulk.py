@@ -64,7 +64,7 @@ class Action:
 
     label           the verb on buttons and in titles: "Move".
     done            the participle, as in "3 jobs moved".
-    means           what the action does to a job; `{}` is the value.
+    means           what the action does to a job; `{}` is the value. Empty if the label says it all.
     field_name      name of the form field with the value; empty if the action takes none.
     changes         whether the action would change a job, given the value.
     forced          what the action does to a job that a client holds; empty if it never applies to such a job.
@@ -100,7 +100,7 @@ ACTIONS: Final[Mapping[ActionName, Action]] = {
     "delete": Action(
         "Delete",
         "deleted",
-        "is deleted",
+        "",
         "",
         lambda job, _: True,
         "is taken from the worker that holds it, and deleted",

@@ -96,7 +96,7 @@ def instant(at: int | datetime) -> str:
 def time_tag(at: int | datetime, form: str = "full") -> Markup:
     """Return a time of `instant` as HTML, which static/times.js shows in the principal's zone.
 
-    *form* is `full`, as `instant` returns it, or `clock` for the time of day only.
+    *form* is `full`, as `instant` returns it, `clock` for the time of day only, or `day` for the date only.
     """
     return tag_instant(instant(at), form)
 
@@ -104,7 +104,7 @@ def time_tag(at: int | datetime, form: str = "full") -> Markup:
 def tag_instant(at: str, form: str = "full") -> Markup:
     """Return the time *at*, a text of `instant`, in the form of `time_tag`."""
     day, clock, _ = at.split()
-    shown = at if form == "full" else f"{clock} UTC"
+    shown = {"full": at, "clock": f"{clock} UTC", "day": day}[form]
     return Markup('<time datetime="{}T{}Z" data-format="{}">{}</time>').format(day, clock, form, shown)
 
 

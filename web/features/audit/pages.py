@@ -47,6 +47,10 @@ ENDS: Final = ("bulk/end", "tubes/end")
 """Actions of the entries at the start and at the end of a task that changes many jobs or tubes."""
 
 
+DETAIL_NAMES: Final = {"counted": "previewed", "document": "settings", "seconds": "for", "bytes": "size"}
+"""Names of details on the page that differ from those in the log."""
+
+
 @dataclass(frozen=True, slots=True)
 class AuditRow:
     """An entry as text.
@@ -128,10 +132,23 @@ class AuditPages:
         if self._tasks.has(str(rest.get("task", ""))):
             links.append(("task", url_for("task", id=rest.pop("task"))))
         started = rest.pop("started", "")
-        details = [(name, str(value)) for name, value in rest.items()]
+        details = [_detail(name, value) for name, value in rest.items() if (name, value) != ("forced", 0)]
         if started:
             details.append(("started", text.tag_instant(str(started))))
-        return AuditRow(text.time_tag(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
+        return AuditRow(text.time_tag(entry.at), entry.who or text.NONE, entry.address, _action(entry), links, details)
+
+
+def _action(entry: Entry) -> str:
+    """Return the action of *entry*; the start and the end of a change of many have one name."""
+    return entry.what.rpartition("/")[0] if entry.what in (*STARTS, *ENDS) else entry.what
+
+
+def _detail(name: str, value: str | int) -> tuple[str, str]:
+    """Return the *name* and the *value* of a detail for people."""
+    shown = str(value)
+    if isinstance(value, int):
+        shown = text.duration(value) if name == "seconds" else text.size(value) if name == "bytes" else shown
+    return DETAIL_NAMES.get(name, name), "yes" if name == "forced" else shown
 
 
 def _given(name: str) -> str:

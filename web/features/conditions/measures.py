@@ -33,6 +33,8 @@ WHOLE_WINDOW: Final = "in the last 15 minutes"
 FULL_WITHIN: Final = 600 * SECOND
 """A limit that is reached within this time is critical."""
 
+HOUR_TEXT: Final = text.duration(3600)
+
 _LEAST_KNOWN: Final = 60 * SECOND
 """Nanoseconds since the start from which the number of new burials is shown."""
 
@@ -287,7 +289,8 @@ def _buried(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
     name, link = _quoted(sample.name), Link("tube_errors", {"tube": sample.name.decode(), "state": "buried"})
     if _is_near(buried, thresholds.buried):
         rest = _since(sample.oldest_buried, buried) + _new_burials(sample.buries)
-        sentence = f"{text.counted(buried, 'job')} of {name} {_are(buried)} buried{rest}."
+        verb = "has been" if buried == 1 and sample.oldest_buried >= SECOND else _are(buried)
+        sentence = f"{text.counted(buried, 'job')} of {name} {verb} buried{rest}."
         measure = tube.failure(BURIED, buried, thresholds.buried, sentence)
         yield measure._replace(link=link, age=sample.oldest_buried)
     grown = TubeTrend(*sample.growth.values).buried
@@ -321,8 +324,7 @@ def _new_burials(growth: Growth | None) -> str:
     if growth is None or growth.time < _LEAST_KNOWN:
         return ""
     (count,) = growth.values
-    number = text.number(count) if count else "none"
-    return f"; {number} {_were(max(1, count))} buried in the last {_time(growth.time)}"
+    return f"; {text.number(count) if count else 'none'} in the last {_window(growth)}"
 
 
 def _timeouts(tube: _TubeMeasures, growth: TubeTrend, thresholds: Thresholds) -> Iterator[Measure]:
@@ -534,7 +536,11 @@ def _disk(sample: ServerSample, thresholds: Thresholds) -> Iterator[Measure]:
             ratio=max(1.0, low)
         )
     elif max(low, soon) >= LEAST_RATIO:
-        when = f"at the rate of the last hour it is full in {_time(left)}" if left is not None else ""
+        when = (
+            f"at the rate of the last {_window(sample.disk_growth)} it is full in {_time(left)}"
+            if left is not None
+            else ""
+        )
         rest = f"; {when}, and puts are refused then." if when else ". Puts are refused when it is full."
         severity: Severity = CRITICAL if low >= 1 else WARNING
         measure = _of_server(DISK, severity, free, thresholds.disk_free, shown + rest, "journal")
@@ -578,6 +584,12 @@ def _quoted(name: bytes) -> str:
 def _is_near(value: int, threshold: int) -> bool:
     """Whether *value* is near *threshold* or above; a threshold of 0 is off."""
     return threshold > 0 and value >= LEAST_RATIO * threshold
+
+
+def _window(growth: Growth) -> str:
+    """Return the time that *growth* covers, at most an hour."""
+    shown = _time(growth.time)
+    return "hour" if shown == HOUR_TEXT else shown
 
 
 def _time(nanoseconds: int | None) -> str:

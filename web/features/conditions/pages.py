@@ -213,8 +213,8 @@ def _shown(row: Row, errors: Mapping[bytes, tuple[str, int]], now: int) -> Shown
     return ShownRow(
         worst=worst,
         text=worst.sentence.replace(f" of “{worst.tube}”", "", 1),
-        form="full" if age > SAME_DAY else "clock",
-        lasting=text.duration(age // SECOND // 60 * 60) if age >= 60 * SECOND else "just now",
+        form="day" if age > SAME_DAY else "clock",
+        lasting=f"for {text.duration(age // SECOND // 60 * 60)}" if age >= 60 * SECOND else "just now",
         error=errors[measure.tube][0] if measure.kind == BURIED and measure.tube in errors else "",
         chips=[_chip(other) for other in others],
         href=acknowledge_href(measure.tube.decode(), "" if others else measure.kind.name),

@@ -172,6 +172,12 @@ def _is_json(source: str) -> bool:
     return True
 
 
+def indented_json(source: str) -> str | None:
+    """Return *source*, a JSON object or array, indented; None if it is neither, too long, or has too many values."""
+    is_small = len(source) <= MAX_PREVIEW and sum([source.count(mark) for mark in ",:[{"]) <= MAX_JSON_TOKENS
+    return indent_json(source) if is_small and source.lstrip().startswith(("{", "[")) and _is_json(source) else None
+
+
 def indent_json(source: str) -> str:
     """Return the JSON text *source* with each value on its own line. Tokens, such as numbers, are unchanged."""
     out: list[str] = []

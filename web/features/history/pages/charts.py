@@ -65,7 +65,7 @@ RATES: Final = Chart(
     "rates",
     "Rates",
     "rate",
-    "per second",
+    "jobs per second",
     (
         Line("put", "put"),
         Line("reserve", "reserve"),
@@ -80,20 +80,20 @@ JOBS: Final = Chart(
     "jobs",
     "Jobs by state",
     "count",
-    "at the end of each interval",
+    "number of jobs at the end of each interval",
     (
         Line("ready", "ready"),
         Line("reserved", "reserved"),
         Line("delayed", "delayed"),
         Line("buried", "buried"),
-        Line("waiting", "clients waiting"),
+        Line("waiting", "workers waiting"),
     ),
 )
 TIMES: Final = Chart(
     "times",
     "Wait and run times",
     "seconds",
-    "accurate to 1.6 %",
+    "of the jobs whose wait or run ended in the interval, accurate to 1.6 %",
     (
         Line("wait_p50", "wait, median"),
         Line("wait_p95", "wait, 95th percentile"),
@@ -193,10 +193,10 @@ def is_shown(chart: Chart, columns: Columns) -> bool:
 
 
 def link(**changed: str) -> str:
-    """Return the relative URL of the current page with *changed* of the fields `span` and `compare`."""
+    """Return the relative URL of the charts of the page with *changed* of the fields `span` and `compare`."""
     dropped = {key for key in DROPPED_ARGS if key not in {"span", "compare"} - changed.keys()}
     kept = [(key, value) for key, value in request.args.items(multi=True) if key not in dropped]
-    return f"?{urlencode([*kept, *[one for one in changed.items() if one[1]]])}"
+    return f"?{urlencode([*kept, *[one for one in changed.items() if one[1]]])}#charts"
 
 
 def draw(chart: Chart, columns: Columns, before: Columns | None, span: Span) -> DrawnChart:

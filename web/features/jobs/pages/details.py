@@ -155,9 +155,9 @@ def tube_details(tube: Tube, now: int) -> TubeDetails:
         pause_left=_pause_left(stats),
         is_idle=bool(stats.current_jobs_ready and not stats.current_watching),
         entries=[
-            ("Clients that watch it", text.number(stats.current_watching)),
-            ("Clients waiting for a job", text.number(stats.current_waiting)),
-            ("Clients that use it", text.number(stats.current_using)),
+            ("Connections that watch it", text.number(stats.current_watching)),
+            ("Workers waiting for a job", text.number(stats.current_waiting)),
+            ("Connections that use it", text.number(stats.current_using)),
             ("Jobs put", text.number(stats.total_jobs)),
             ("Jobs deleted", text.number(stats.cmd_delete)),
             ("Urgent jobs", text.number(stats.current_jobs_urgent)),
@@ -195,12 +195,13 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
         ],
         entries=[
             ("Put at", text.time_tag(job.created_at)),
-            ("Time to run", text.duration(stats.ttr)),
-            ("TTR left", text.duration(stats.time_left) if job.state == RESERVED else text.NONE),
-            ("Delay", text.duration(stats.delay) if stats.delay else text.NONE),
-            (
-                "Delay left",
-                text.duration(stats.time_left) if job.state == DELAYED and not is_awaiting(job) else text.NONE,
+            ("TTR", text.duration(stats.ttr)),
+            *([("TTR left", text.duration(stats.time_left))] if job.state == RESERVED else []),
+            *([("Delay", text.duration(stats.delay))] if stats.delay else []),
+            *(
+                [("Delay left", text.duration(stats.time_left))]
+                if job.state == DELAYED and not is_awaiting(job)
+                else []
             ),
             *_policy_entries(job, now),
             *tag_entries(job),

@@ -21,10 +21,12 @@ from greenstalk_server.web.features.jobs.pages.details import reservation
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import MAX_NUMBER, MAX_PUT, Fields
-from greenstalk_server.web.reads.jobs.body_format import decode_text, describe_body
+from greenstalk_server.web.reads.jobs.body_format import decode_text, describe_body, indented_json
 
 TEXT: Final = "text"
 BASE64: Final = "base64"
+INDENTED: Final = "indented"
+"""Encodings of the body in a form. INDENTED is TEXT with each value of the JSON on its own line."""
 
 CRLF: Final = "CRLF"
 LF: Final = "LF"
@@ -41,6 +43,7 @@ class Form:
     body            None if it cannot be edited here; *why_no_body* gives the reason.
     encoding        encoding of *body*: TEXT or BASE64.
     can_be_text     the job's body can be edited as text.
+    can_be_indented *body* is JSON that is not indented yet.
     is_reordered    *body* has characters that change the direction of text.
     line_ends       line endings of the saved body: CRLF or LF.
     """
@@ -51,6 +54,7 @@ class Form:
     ttr: str
     encoding: str
     can_be_text: bool
+    can_be_indented: bool
     is_reordered: bool
     body: str | None
     why_no_body: str
@@ -73,6 +77,9 @@ def initial_form(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -
     why_no_body = _why_no_body(job, sees_bodies)
     as_text = None if why_no_body else as_lines(body)
     is_text = as_text is not None and encoding != BASE64
+    indented = indented_json(as_text) if as_text is not None else None
+    if is_text and encoding == INDENTED and indented is not None:
+        as_text = indented
     shown = None if why_no_body else as_text if is_text else base64.encodebytes(body).decode()
     return Form(
         version=version(job, body, sees_bodies),
@@ -81,6 +88,7 @@ def initial_form(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -
         ttr=str(job.ttr // SECOND),
         encoding=TEXT if is_text else BASE64,
         can_be_text=as_text is not None,
+        can_be_indented=is_text and indented not in (None, as_text),
         is_reordered=shown is not None and text.is_reordered(shown),
         body=shown,
         why_no_body=why_no_body,
@@ -100,6 +108,7 @@ def submitted_form(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Fo
         ttr=form.get("ttr", ""),
         encoding=BASE64 if form.get("encoding") == BASE64 else TEXT,
         can_be_text=True,
+        can_be_indented=False,
         is_reordered=text.is_reordered(form.get("body", "")),
         body=None if why_no_body else form.get("body", ""),
         why_no_body=why_no_body,

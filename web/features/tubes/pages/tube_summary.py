@@ -224,7 +224,7 @@ def find_workers(broker: Broker, tube: Tube, rates: WorkerRates, now: int) -> Wo
     Every connection watches the default tube at first, so only clients that have reserved count as its workers.
     """
     if not tube.watching and not tube.reserved_count:
-        return Workers([], "none", "")
+        return Workers([], "none watches this tube", "")
     found: list[tuple[int, int, Client, Job | None]] = []
     for client in in_batches(list(broker.clients), BATCH_SIZE):
         job = held_job(client, tube)
@@ -270,26 +270,39 @@ def _seconds(nanoseconds: int) -> str:
 
 
 def _chart(view: TubeView) -> HourChart:
+    rates = ("put", "put"), ("reserve", "reserved"), ("release", "released")
+    values = {key: _last_hour(view, key) for key in ("ready", "put", "reserve", "release")}
+    begin = min([_first_known(line) for line in values.values()])
+    values = {key: line[begin:] for key, line in values.items()}
+    minutes = len(values["ready"]) - 1
+    span = f"last {minutes} min" if 0 < minutes < 60 else "last hour"
     drawings = [
-        _drawing(view, "Ready, last hour", "count", (("ready", "ready"),)),
-        _drawing(view, "Per second", "rate", (("put", "put"), ("reserve", "reserved"), ("release", "released"))),
+        _drawing(f"Ready, {span}", "count", (("ready", "ready"),), values),
+        _drawing("Per second", "rate", rates, values),
     ]
     lines = ", ".join(f"{label} {last}" for one in drawings for _, label, _, last in one.lines)
     tops = ", ".join(f"{one.title.lower()} {one.top}" for one in drawings)
     return HourChart(drawings, f"Now: {lines}. Highest: {tops}.")
 
 
-def _drawing(view: TubeView, title: str, unit: str, series: tuple[tuple[str, str], ...]) -> Drawing:
-    """Draw *series* by the minute, and at the right end their values in the last ten seconds."""
-    latest = {key: view.history.spark(view.tube.name, key, 1) for key, _ in series}
-    values = {key: [*view.history.last_hour(view.tube.name, key), *latest[key]] for key, _ in series}
-    top = max((value for line in values.values() for value in line if not isnan(value)), default=0.0)
+def _last_hour(view: TubeView, key: str) -> list[float]:
+    """Return the series *key* by the minute, and at the end its value in the last ten seconds. NaN is unknown."""
+    return [*view.history.last_hour(view.tube.name, key), *view.history.spark(view.tube.name, key, 1)]
+
+
+def _first_known(values: list[float]) -> int:
+    return next((at for at, value in enumerate(values) if not isnan(value)), max(0, len(values) - 1))
+
+
+def _drawing(title: str, unit: str, series: tuple[tuple[str, str], ...], values: dict[str, list[float]]) -> Drawing:
+    """Draw the *values* of each of *series*: its key and its label."""
+    top = max((value for key, _ in series for value in values[key] if not isnan(value)), default=0.0)
     lines = [
         (
             key,
             label,
             path(values[key], CHART_WIDTH, CHART_HEIGHT, top) if top else "",
-            format_value(latest[key][-1] if latest[key] else 0.0, unit),
+            format_value(values[key][-1] if values[key] else 0.0, unit),
         )
         for key, label in series
     ]
