@@ -50,7 +50,7 @@ COMPILED: Final = (
     "core/operations/reserving",
     "core/operations/restoring",
     "core/operations/ticking",
-    "core/operations/undeleting",
+    "core/operations/undoing",
     "core/outcomes",
     "core/policies/policy",
     "core/policies/policy_counts",

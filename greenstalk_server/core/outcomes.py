@@ -44,9 +44,14 @@ class Refusal:
     """Reasons why the broker refuses a request. All are negative, so a result can be a count, an id, or a refusal.
 
     MEMORY means that no memory is left, JOURNAL that the journal has no space left or that its writes fail. TUBE_FULL
-    and TOO_BIG are limits of the tube's policy. ID_TAKEN and KEY_TAKEN refuse only the return of a deleted job: another
-    job has its id, or its idempotency key or unique body. The others are limits of the server (see
-    greenstalk_server.core.limits).
+    and TOO_BIG are limits of the tube's policy. The others are limits of the server (see
+    greenstalk_server.core.limits), but these refuse only an undo:
+
+    ID_TAKEN    a job with the id of the deleted job exists.
+    KEY_TAKEN   another job has the idempotency key or the unique body.
+    DELETED     the changed job is deleted.
+    RESERVED    a client holds the changed job.
+    CHANGED     the changed job is not as the change left it.
     """
 
     MEMORY: Final = -1
@@ -61,3 +66,6 @@ class Refusal:
     TOO_BIG: Final = -10
     ID_TAKEN: Final = -11
     KEY_TAKEN: Final = -12
+    DELETED: Final = -13
+    RESERVED: Final = -14
+    CHANGED: Final = -15

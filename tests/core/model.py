@@ -404,6 +404,25 @@ class Model:
             self._make_ready(job)
         return True
 
+    def revert(self, before: ModelJob, after: ModelJob) -> bool:
+        """Undo the change of a job; *before* and *after* are copies from then."""
+        job = self.jobs.get(after.id)
+        if job is None or job.state == "reserved" or not _is_as_left(job, after):
+            return False
+        was_buried, tube = job.state == "buried", job.tube
+        kept = {"since": job.since, "arrival": job.arrival, "buried_as": job.buried_as, "reserved_at": job.reserved_at}
+        vars(job).update(vars(before) | kept | {"events": list(before.events), "is_truncated": False})
+        if job.state == "buried":
+            if not was_buried:
+                self._end_job_waits("BURIED", id=job.id)
+            if not was_buried or job.tube != tube:
+                self.burials += 1
+                job.buried_as = self.burials
+        elif job.state != "delayed" or job.deadline <= self.now:
+            job.state = "ready"
+            self._make_ready(job)
+        return True
+
     def edit_job(
         self,
         id: int,
@@ -553,3 +572,11 @@ class Model:
         """Drop the counters of tubes that no longer exist."""
         tubes = self.tubes()
         self.counted = {tube: counted for tube, counted in self.counted.items() if tube in tubes}
+
+
+def _is_as_left(job: ModelJob, after: ModelJob) -> bool:
+    """Return whether *job* is as the change left it, but its delay may be over."""
+    names = ("tube", "pri", "delay", "ttr", "reserves", "timeouts", "releases", "buries", "kicks")
+    states = (after.state, "ready") if after.state == "delayed" else (after.state,)
+    is_same = all(getattr(job, name) == getattr(after, name) for name in names)
+    return is_same and job.state in states and job.events[-1:] == after.events[-1:]

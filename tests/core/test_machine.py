@@ -68,6 +68,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.connected = 0
         self.commands = 0
         self.deleted: list[tuple[Job, ModelJob]] = []
+        self.changed: list[tuple[Job, ModelJob, Job, ModelJob]] = []
 
     # Selection
 
@@ -342,6 +343,38 @@ class BrokerMachine(RuleBasedStateMachine):
         self.begin_command()
         deleted, model_job = self.deleted[pick % len(self.deleted)]
         assert (self.world.undelete(deleted) == 0) == self.model.undelete(model_job)
+
+    @rule(job=PICKS, change=st.sampled_from(["kick", "bury", "pri", "delay", "tube"]))
+    def change_for_undo(self, job: int, change: str) -> None:
+        self.begin_command()
+        id = self.pick_job(job, {"ready", "delayed", "buried"})
+        if id not in self.model.jobs or self.model.jobs[id].state == "reserved":
+            return
+        before = self.world.snapshot(id), replace(self.model.jobs[id], events=list(self.model.jobs[id].events))
+        if change == "kick":
+            self.world.kick_job(id)
+            self.model.kick_job(id)
+        elif change == "bury":
+            self.world.bury_job(id)
+            self.model.bury_job(id, False)
+        else:
+            tube, pri, delay = (
+                TUBE_NAMES[0] if change == "tube" else None,
+                3 if change == "pri" else None,
+                20 if change == "delay" else None,
+            )
+            self.world.edit(id, tube=None if tube is None else tube.encode(), pri=pri, delay=delay)
+            self.model.edit_job(id, tube, pri, None if delay is None else delay * SECOND, None, False)
+        if id in self.model.jobs:
+            after = self.model.jobs[id]
+            self.changed.append((*before, self.world.snapshot(id), replace(after, events=list(after.events))))
+
+    @precondition(lambda self: bool(self.changed))
+    @rule(pick=PICKS)
+    def revert(self, pick: int) -> None:
+        self.begin_command()
+        before, model_before, after, model_after = self.changed[pick % len(self.changed)]
+        assert (self.world.revert(before, after) == 0) == self.model.revert(model_before, model_after)
 
     # Time
 

@@ -27,7 +27,7 @@ from greenstalk_server.core.operations import (
     putting,
     reserving,
     ticking,
-    undeleting,
+    undoing,
 )
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
@@ -688,7 +688,7 @@ class Bench:
         if self.deleted:
             deleted = self.random.choice(self.deleted)
             is_taken = deleted.id in self.broker.jobs
-            refusal = undeleting.undelete(self.broker, deleted, self.now)
+            refusal = undoing.undelete(self.broker, deleted, self.now)
             policies = (Refusal.KEY_TAKEN, Refusal.TUBE_FULL)
             assert (refusal == Refusal.ID_TAKEN) if is_taken else refusal in (0, Refusal.JOURNAL, *policies)
 

@@ -26,7 +26,7 @@ from greenstalk_server.core.operations import (
     putting,
     reserving,
     ticking,
-    undeleting,
+    undoing,
 )
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
@@ -224,6 +224,9 @@ class World(BrokerListener):
     def bury_job(self, id: int, is_forced: bool = False) -> bool:
         return self.checked(finishing.bury_job(self.broker, id, self.now, is_forced))
 
+    def kick_job(self, id: int) -> bool:
+        return self.checked(kicking.kick_job(self.broker, id, self.now))
+
     def release_job(self, id: int) -> bool:
         return self.checked(finishing.release_job(self.broker, id, self.now))
 
@@ -231,7 +234,7 @@ class World(BrokerListener):
         return self.checked(finishing.delete_job(self.broker, id, self.now, is_forced))
 
     def snapshot(self, id: int) -> Job:
-        """Return a copy of job *id*, which no client holds, for `undelete`."""
+        """Return a copy of job *id*, which no client holds, for `undelete` and `revert`."""
         job = self.broker.jobs[id]
         copy = job.copy_with(job.tube, job.body or b"")
         copy.holder = None
@@ -239,7 +242,11 @@ class World(BrokerListener):
 
     def undelete(self, deleted: Job) -> int:
         """Let a deleted job return; return 0 or a Refusal."""
-        return self.checked(undeleting.undelete(self.broker, deleted, self.now))
+        return self.checked(undoing.undelete(self.broker, deleted, self.now))
+
+    def revert(self, before: Job, after: Job) -> int:
+        """Undo the change of a job, given copies from before and after; return 0 or a Refusal."""
+        return self.checked(undoing.revert(self.broker, before, after, before.body or b"", self.now))
 
     def state(self, id: int) -> str:
         """Return the state of job *id*, or "deleted"."""

@@ -16,7 +16,7 @@ from flask.testing import FlaskClient
 from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.operations import finishing
-from greenstalk_server.core.operations.undeleting import undelete
+from greenstalk_server.core.operations.undoing import undelete
 from greenstalk_server.journal.saved_jobs import SavedJobsWriter, read_saved_jobs
 from greenstalk_server.web.changes import removals as removals_module
 from greenstalk_server.web.changes.removals import LIFETIME, Removals

@@ -18,7 +18,7 @@ from werkzeug.exceptions import Conflict, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
-from greenstalk_server.core.operations.undeleting import undelete
+from greenstalk_server.core.operations.undoing import undelete
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.removals import Removal, Removals

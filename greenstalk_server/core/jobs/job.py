@@ -166,10 +166,10 @@ class Job:
     def copy_with(self, tube: Tube, body: bytes) -> Job:
         """Return a copy in *tube* with *body*, to replace this job. The copy is in no queue and not in the journal."""
         copy = Job(self.id, tube, body, self.pri, self.delay, self.ttr, self.created_at)
-        self._copy_fields_to(copy)
+        self.copy_fields_to(copy)
         return copy
 
-    def _copy_fields_to(self, copy: Job) -> None:
+    def copy_fields_to(self, copy: Job) -> None:
         """Copy the fields that `__init__` does not set to *copy*."""
         copy.state, copy.deadline, copy.holder = self.state, self.deadline, self.holder
         copy.reserves, copy.reserved_at, copy.events = self.reserves, self.reserved_at, self.events

@@ -106,7 +106,7 @@ class TaggedJob(Job):
     def copy_with(self, tube: Tube, body: bytes) -> Job:
         """Return a copy with the same tags; otherwise as `Job.copy_with`."""
         copy = TaggedJob(self.id, tube, body, self.pri, self.delay, self.ttr, self.created_at, self.tags)
-        self._copy_fields_to(copy)
+        self.copy_fields_to(copy)
         return copy
 
     @property

@@ -143,7 +143,7 @@ def forget(broker: Broker, job: Job, now: int) -> None:
 
 
 def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
-    """Replace *old* by *new*, which keeps the place if it is reserved, or buried in the same tube."""
+    """Replace *old* by *new*, which keeps the place if it is reserved, or if both are buried in the same tube."""
     broker.jobs.set(new)
     if broker.bodies is not None:
         broker.bodies.remove(old)
@@ -166,7 +166,7 @@ def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
         update_throttle(old.tube, now)
         update_throttle(new.tube, now)
         dispatch_freed(broker, old.tube, now)
-    elif new.state == BURIED and new.tube is old.tube:
+    elif new.state == BURIED and old.state == BURIED and new.tube is old.tube:
         new.tube.buried[new.id] = new
     else:
         old.tube.remove(old)
