@@ -29,7 +29,7 @@ from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.changes.bulk import Bulk
 from greenstalk_server.web.changes.operations import Operations
-from greenstalk_server.web.changes.removals import FILE_NAME, MAX_SIZE, MAX_SIZE_IN_MEMORY, Removals
+from greenstalk_server.web.changes.saved_changes import FILE_NAME, MAX_SIZE, MAX_SIZE_IN_MEMORY, SavedChanges
 from greenstalk_server.web.changes.tasks import Tasks
 from greenstalk_server.web.changes.tube_changes import TubeChanges
 from greenstalk_server.web.changes.undo import Undo
@@ -69,8 +69,6 @@ from greenstalk_server.web.features.metrics.request_times import measure_request
 from greenstalk_server.web.features.policies import api as policies_api
 from greenstalk_server.web.features.policies.changes import PolicyChanges
 from greenstalk_server.web.features.policies.pages.policies import PolicyPages
-from greenstalk_server.web.features.removals import api as removals_api
-from greenstalk_server.web.features.removals.pages import RemovalPages
 from greenstalk_server.web.features.samples import api as samples_api
 from greenstalk_server.web.features.samples.pages import SamplePages
 from greenstalk_server.web.features.samples.samples import Samples
@@ -96,6 +94,8 @@ from greenstalk_server.web.features.tubes.pages.onboarding import examples
 from greenstalk_server.web.features.tubes.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
 from greenstalk_server.web.features.tubes.tube_view import TubeViews
+from greenstalk_server.web.features.undo import api as undo_api
+from greenstalk_server.web.features.undo.pages import ChangePages
 from greenstalk_server.web.framework import errors, preferences, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.router import Api
@@ -139,7 +139,7 @@ class Dashboard:
     live: LiveHub
     marks: Marks
     policies: PolicyChanges
-    removals: Removals
+    saved_changes: SavedChanges
     sessions: Sessions
     saved: SavedData
     store: Store
@@ -167,7 +167,7 @@ class Dashboard:
     def restore(self) -> None:
         """Read the data of the previous run, or of the former leader. Switches."""
         self.store.restore()
-        self.removals.load()
+        self.saved_changes.load()
 
     def flush(self) -> None:
         """Write the changes that are not saved yet. Switches."""
@@ -238,23 +238,24 @@ def create_dashboard(
     )
     tube_views = TubeViews(broker, history, attention)
     servers = Servers(broker, clock, history, attention, options.peers, role)
-    removals = Removals(
+    saved_changes = SavedChanges(
         rows if rows is not None else SqliteRows(options.directory, FILE_NAME),
         clock,
         MAX_SIZE if rows is not None or options.directory is not None else MAX_SIZE_IN_MEMORY,
         _room_refusal(options.directory if rows is None else None, broker),
     )
-    operations = Operations(broker, clock, commit, audit, saved, removals)
+    operations = Operations(broker, clock, commit, audit, saved, saved_changes)
     app.jinja_env.globals |= {
-        "clear_promise": operations.promise,
-        "deletion_promise": removals.promise,
-        "deletion_refusal": removals.refusal,
+        "clear_promise": operations.clear_promise,
+        "deletion_promise": saved_changes.deletion_promise,
+        "deletion_refusal": saved_changes.deletion_refusal,
+        "change_promise": saved_changes.change_promise,
     }
     tasks = Tasks(clock, audit)
-    tube_changes = TubeChanges(broker, clock, commit, audit, saved, tasks)
+    tube_changes = TubeChanges(broker, clock, commit, audit, saved, tasks, saved_changes)
     leases = Leases(broker, clock, commit)
-    bulk = Bulk(broker, clock, commit, audit, tasks, removals)
-    undo = Undo(broker, clock, commit, audit, tasks, removals)
+    bulk = Bulk(broker, clock, commit, audit, tasks, saved_changes)
+    undo = Undo(broker, clock, commit, audit, tasks, saved_changes)
     exports = Exports(broker, clock)
     policies = PolicyChanges(broker, clock, audit, tasks, marks)
     samples = Samples(saved, audit)
@@ -269,7 +270,7 @@ def create_dashboard(
     for part in (
         BulkPages(broker, clock, tasks, bulk),
         exports,
-        RemovalPages(removals, undo),
+        ChangePages(saved_changes, undo),
         SamplePages(samples),
         ErrorPages(broker, clock, tasks, tube_errors),
         HistoryPages(broker, history, marks, audit),
@@ -310,7 +311,7 @@ def create_dashboard(
         policies_api.PoliciesEndpoints(policies, commit),
         tube_changes_api.TubeChangesEndpoints(tube_changes),
         tasks_api.TasksEndpoints(broker, clock, tasks, searches, bulk, tube_changes),
-        removals_api.RemovalsEndpoints(removals, undo),
+        undo_api.ChangesEndpoints(saved_changes, undo),
         connections_api.ConnectionsEndpoints(broker, clock, commit, operations),
         samples_api.SamplesEndpoints(saved, samples),
         sessions_api.SessionsEndpoints(sessions),
@@ -337,7 +338,7 @@ def create_dashboard(
         live=live,
         marks=marks,
         policies=policies,
-        removals=removals,
+        saved_changes=saved_changes,
         sessions=guard.sessions,
         saved=saved,
         store=store,

@@ -1,4 +1,4 @@
-"""Jobs saved outside the journal, in the format of a segment, so that they can return after their deletion.
+"""Jobs saved outside the journal, in the format of a segment, so that an operator can undo a deletion or a change.
 
 Pure, and safe for arbitrary input: see recovery.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from greenstalk_server.core import job_attributes
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
@@ -46,6 +47,15 @@ class SavedJobsWriter:
         """Return *job* as it is now, without its current reservation. Pass it to the next `add`."""
         start = self._encoder.begin_job(job, self.jobs + 1, job.events, job_attributes.encode(job))
         return EncodedJob(start, body)
+
+    def encode_without_body(self, job: Job) -> EncodedJob:
+        """Return *job* as `encode` does, with an empty body."""
+        return self.encode(job.copy_with(job.tube, b""), b"")
+
+    def encode_result(self, job: Job) -> EncodedJob:
+        """Return *job* with an empty body, no attributes and its last event only, as `undoing.revert` needs it."""
+        copy = job.copy_with(job.tube, b"")
+        return EncodedJob(self._encoder.begin_job(copy, self.jobs + 1, job.events[-job_history.EVENT.size :]), b"")
 
     def add(self, job: EncodedJob) -> None:
         """Add *job*."""

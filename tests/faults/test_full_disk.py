@@ -149,7 +149,7 @@ def test_clear_on_a_full_disk_takes_no_space_for_an_undo(small_disk: Path) -> No
         assert peer.ask(b"reserve-job %d" % ids[0]) == b"RESERVED %d 1000" % ids[0]
         peer.read(1002)
         cleared = call(server, "tube/clear?tube=default", {"state": "ready"})
-        assert (cleared["jobs"], cleared["left"], cleared["removal"]) == (len(ids) - 1, 0, None)
+        assert (cleared["jobs"], cleared["left"], cleared["change_number"]) == (len(ids) - 1, 0, None)
         assert before == {path.name: path.stat().st_size for path in small_disk.glob("undo.*")}
         assert peer.ask(b"bury %d 5" % ids[0]) == b"BURIED"
         server.stop(signal.SIGKILL)

@@ -127,7 +127,7 @@ def test_server_that_takes_over_has_the_data_of_its_predecessor(
         assert [entry["what"] for entry in of(standby, "audit")["entries"]] == ["search/save", "mark/add"]
 
 
-def test_deletion_is_undone_after_a_takeover_and_the_jobs_survive_another(
+def test_changes_are_undone_after_a_takeover_and_the_jobs_survive_another(
     cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     with Nodes.behind_proxies(cluster, tmp_path, "--journal-name", request.node.name, "--lease", "2") as nodes:
@@ -135,21 +135,24 @@ def test_deletion_is_undone_after_a_takeover_and_the_jobs_survive_another(
         (standby,) = [node for node in nodes.nodes if node is not active]
         with Client(("127.0.0.1", active.port)) as client:
             ids = [client.put(str(at), priority=7) for at in range(3)]
+        post(active, f"jobs/{ids[0]}/move", {"tube": "other"})
         post(active, "tube/clear?tube=default", {"state": "ready"})
         active.kill()
         nodes.nodes.remove(active)
         nodes.wait_for_roles()
-        (removal,) = of(standby, "removals")["removals"]
+        changes = of(standby, "changes")["changes"]
         with Client(("127.0.0.1", standby.port)) as client:
             with pytest.raises(NotFoundError):
-                client.peek(ids[0])
-            post(standby, f"removals/{removal['number']}/undo", {})
-            wait_until(lambda: of(standby, "removals")["removals"][0]["undone_at"] is not None, lambda: standby.log)
+                client.peek(ids[1])
+            for change in changes:
+                post(standby, f"changes/{change['number']}/undo", {})
+            wait_until(lambda: all(one["undone_at"] for one in of(standby, "changes")["changes"]), lambda: standby.log)
         standby.kill()
         standby.start()
         nodes.wait_for_roles()
         with Client(("127.0.0.1", standby.port)) as client:
             assert [client.peek(id).body for id in ids] == ["0", "1", "2"]
+            assert {client.stats_job(id)["tube"] for id in ids} == {"default"}
             assert client.put("") not in ids
 
 

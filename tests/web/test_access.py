@@ -219,7 +219,7 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/policies": ["/policies"],
         "/policy": ["/policy", "/policy?name=none"],
         "/readyz": ["/readyz"],
-        "/removals": ["/removals"],
+        "/changes": ["/changes"],
         "/search": ["/search", "/search?q=pri:10", f"/search?task={tasks[0]}", "/search?q=tHe-mArKeR&tube=mail"],
         "/server/history.json": ["/server/history.json"],
         "/sessions": ["/sessions"],

@@ -111,7 +111,7 @@ TABLE: dict[str, list[Probe]] = {
     "GET /connection": [Probe("/connection?number={number}"), Probe("/connection?number={shared}", has_twin=False)],
     "GET /task": [Probe("/task"), Probe("/task?id={task}"), Probe("/task?id={dry_run}")],
     "GET /bulk": [Probe("/bulk?task={dry_run}")],
-    "GET /removals": [Probe("/removals")],
+    "GET /changes": [Probe("/changes")],
     "GET /policies": [Probe("/policies"), Probe("/policies?q={tube}")],
     "GET /policy": [Probe("/policy?name=hidden"), Probe("/policy"), Probe("/policy?task={preview}")],
     "GET /tubes/change": [Probe("/tubes/change?task={tubes}")],
@@ -206,7 +206,7 @@ TABLE: dict[str, list[Probe]] = {
         form("/bulk/preview", scope="all", q="", tube="billing.failed", action="redrive"),
     ],
     "POST /bulk/run": [form("/bulk/run", task="{dry_run}", force="1", confirm="3")],
-    "POST /undo": [form("/undo", removal="{removal}")],
+    "POST /undo": [form("/undo", change="{change}")],
     "POST /task/cancel": [form("/task/cancel", id="{task}")],
     "POST /policy/preview": [form("/policy/preview", name="new", tubes="{tube}", max_attempts="1")],
     "POST /policy/set": [form("/policy/set", name="new", tubes="{tube}", max_attempts="1", task="{preview}")],
@@ -226,8 +226,8 @@ TABLE: dict[str, list[Probe]] = {
     "GET /api/v1/openapi.json": [api("/openapi.json")],
     "GET /api/v1/policies": [api("/policies")],
     "GET /api/v1/policies/<name>": [api("/policies/hidden")],
-    "GET /api/v1/removals": [api("/removals")],
-    "POST /api/v1/removals/<number>/undo": [api("/removals/{removal}/undo", {})],
+    "GET /api/v1/changes": [api("/changes")],
+    "POST /api/v1/changes/<number>/undo": [api("/changes/{change}/undo", {})],
     "GET /api/v1/samples": [api("/samples")],
     "GET /api/v1/server": [api("/server")],
     "GET /api/v1/server/history": [api("/server/history")],
@@ -418,17 +418,17 @@ class World:
         common = {"own": str(own), "own_letter": str(self.letters[HIDDEN]), "shared": str(self.shared_client.number)}
         deleted = self._put(HIDDEN)[0]
         assert self.client.delete(f"/api/v1/jobs/{deleted}", headers=self.as_admin).status_code == 204
-        (removal,) = self.client.get("/api/v1/removals", headers=self.as_admin).get_json()["removals"]
+        (change,) = self.client.get("/api/v1/changes", headers=self.as_admin).get_json()["changes"]
         self.hidden = common | {
             "tube": HIDDEN, "id": str(hidden_ready), "held": str(payroll[1]), "buried": str(payroll[2]),
             "letter": str(letter), "number": str(self.hidden_client.number), "task": found.json["id"],
             "dry_run": dry_run.json["id"], "preview": preview.json["id"], "tubes": tubes.json["id"],
-            "token": reserved["token"], "removal": str(removal["number"]),
+            "token": reserved["token"], "change": str(change["number"]),
         }  # fmt: skip
         self.absent = common | {
             "tube": ABSENT, **dict.fromkeys(("id", "held", "buried", "letter"), str(gone)), "number": "999",
             "task": "0" * 16, "dry_run": "0" * 16, "preview": "0" * 16, "tubes": "0" * 16, "token": "A" * 44,
-            "removal": "1111111111111",
+            "change": "1111111111111",
         }  # fmt: skip
         self.wait_for_tasks()
 

@@ -20,7 +20,7 @@ MORE = "#more > summary"
 
 
 @WITH_AND_WITHOUT_SCRIPTS
-def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
+def test_put_view_bury_kick_undo_and_delete(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     tab.page.goto(clients.url)
     tab.page.click("#put > summary")
     tab.page.get_by_label("Body").fill("one\ntwo ☃ <b>")
@@ -34,11 +34,15 @@ def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     assert tab.page.inner_text("pre.body") == "one\ntwo ☃ <b>"
     tab.page.click(MORE)
     press(tab, "Bury: set aside")
-    assert notice_text(tab) == f"Job {id} was buried."
+    assert notice_text(tab) == f"Job {id} was buried. Undo"
     assert clients.states() == (0, 0, 0, 1)
     press(tab, "Retry")
-    assert notice_text(tab) == f"Job {id} was retried: it is ready."
+    assert notice_text(tab) == f"Job {id} was retried: it is ready. Undo"
     assert clients.states() == (1, 0, 0, 0)
+    press(tab, "Undo")
+    assert "1 put back" in tab.page.inner_text("main")
+    assert clients.states() == (0, 0, 0, 1)
+    tab.page.goto(f"{daemon.dashboard}job?id={id}")
     press(tab, f"Delete job {id}")
     assert notice_text(tab) == f"Job {id} was deleted. Undo"
     assert clients.states() == (0, 0, 0, 0)
@@ -104,7 +108,7 @@ def test_edit(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     tab.page.get_by_label("Body", exact=True).fill("three\n<b>☃\n")
     tab.page.get_by_label("Priority").fill("7")
     press(tab, "Save")
-    assert notice_text(tab) == f"Job {id} was changed."
+    assert notice_text(tab) == f"Job {id} was changed. Undo"
     assert body_of(clients, id) == "three\r\n<b>☃\r\n".encode()
     assert clients.producer.stats_job(id)["pri"] == 7
     assert "Edited from the dashboard" in " ".join(tab.page.inner_text(".life").split())
@@ -118,7 +122,7 @@ def test_any_body_round_trips_through_the_form(chromium: Browser, daemon: Daemon
             tab.page.goto(f"{daemon.dashboard}job/form?id={id}")
             tab.page.get_by_label("Priority").fill("77")
             press(tab, "Save")
-            assert notice_text(tab) == f"Job {id} was changed.", name
+            assert notice_text(tab) == f"Job {id} was changed. Undo", name
             assert body_of(clients, id) == body, name
         assert (tab.console, tab.elsewhere) == ([], [])
 

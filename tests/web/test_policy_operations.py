@@ -41,7 +41,9 @@ def dashboard(app: Flask) -> Dashboard:
 
 @pytest.fixture
 def operations(queue: Queue, dashboard: Dashboard) -> Operations:
-    return Operations(queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.saved, dashboard.removals)
+    return Operations(
+        queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.saved, dashboard.saved_changes
+    )
 
 
 def settle(queue: Queue) -> None:
@@ -254,7 +256,7 @@ def dead(queue: Queue) -> list[int]:
 
 @pytest.fixture
 def changes(queue: Queue, dashboard: Dashboard) -> Bulk:
-    return Bulk(queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.tasks, dashboard.removals)
+    return Bulk(queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.tasks, dashboard.saved_changes)
 
 
 def redrive(changes: Bulk, query: str = "tube:failed", ids: tuple[int, ...] | None = None, rate: float = 0) -> Task:

@@ -1,4 +1,4 @@
-"""Undo of deletions: the jobs come back, those that cannot are listed, and the stored jobs are bounded."""
+"""Undo of deletions and changes: jobs come back, those that cannot are listed, and the stored jobs are bounded."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from flask import Flask
+from flask import Flask, g
 from flask.testing import FlaskClient
 
+from greenstalk_server.config.tables.roles import Rights
 from greenstalk_server.core import invariants
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
-from greenstalk_server.core.operations import finishing
+from greenstalk_server.core.operations import editing, finishing, policy_changes, reserving
 from greenstalk_server.core.operations.undoing import undelete
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.journal.saved_jobs import SavedJobsWriter, read_saved_jobs
-from greenstalk_server.web.changes import removals as removals_module
-from greenstalk_server.web.changes.removals import LIFETIME, Removals
+from greenstalk_server.web.changes import saved_changes as module
+from greenstalk_server.web.changes.saved_changes import LIFETIME, SavedChanges
+from greenstalk_server.web.changes.undo import Undo
+from greenstalk_server.web.features.jobs.pages.edit import version
+from greenstalk_server.web.framework.access import Principal
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue
@@ -28,8 +34,8 @@ from .table import Page
 from .visit import FLAGS
 
 
-def removals_of(client: FlaskClient) -> Removals:
-    return client.application.extensions["dashboard"].removals  # type: ignore[no-any-return]
+def saved_changes_of(client: FlaskClient) -> SavedChanges:
+    return client.application.extensions["dashboard"].saved_changes  # type: ignore[no-any-return]
 
 
 def wait_for_tasks(app: Flask) -> None:
@@ -40,7 +46,7 @@ def wait_for_tasks(app: Flask) -> None:
 
 def undo(client: FlaskClient, number: str) -> str:
     """Undo a deletion; return the text of the task's page."""
-    response = post(client, "/undo", removal=number)
+    response = post(client, "/undo", change=number)
     assert response.status_code == 303, Page(response.text).text
     wait_for_tasks(client.application)
     return " ".join(Page(client.get(response.headers["Location"]).text).text.split())
@@ -48,7 +54,7 @@ def undo(client: FlaskClient, number: str) -> str:
 
 def offered(client: FlaskClient, location: str) -> str:
     """Return the number of the deletion that the page at *location* offers to undo; empty if none."""
-    found = re.search(r'name="removal" value="(\d+)"', client.get(location).text)
+    found = re.search(r'name="change" value="(\d+)"', client.get(location).text)
     return found[1] if found else ""
 
 
@@ -76,28 +82,28 @@ def test_cleared_jobs_come_back_in_their_state(
     queue: Queue, client: FlaskClient, ids: list[int], state: str, number: int
 ) -> None:
     before = [id for id in ids if queue.broker.jobs[id].state == number]
-    removal = clear(client, state)
+    change = clear(client, state)
     assert not [id for id in before if id in queue.broker.jobs]
-    undo(client, removal)
+    undo(client, change)
     assert [queue.broker.jobs[id].state for id in before] == [number]
 
 
 def test_clear_of_many_jobs_comes_back_in_parts(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removals_module, "PART_SIZE", 100)
+    monkeypatch.setattr(module, "PART_SIZE", 100)
     ids = queue.put("mail", count=100)
-    removal = clear(client)
-    assert removals_of(client)._kept[int(removal)].parts > removals_module.PARTS_TOGETHER  # type: ignore[index]
-    undo(client, removal)
+    change = clear(client)
+    assert saved_changes_of(client)._kept[int(change)].parts > module.PARTS_TOGETHER  # type: ignore[index]
+    undo(client, change)
     assert list(queue.broker.jobs) == ids
 
 
 def test_second_undo_is_refused(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
-    removal = clear(client)
-    undo(client, removal)
-    refused = post(client, "/undo", removal=removal)
+    change = clear(client)
+    undo(client, change)
+    refused = post(client, "/undo", change=change)
     assert refused.status_code == 409
     assert "has been undone already" in Page(refused.text).text
 
@@ -108,20 +114,20 @@ def test_taken_id_is_listed_and_the_rest_comes_back(queue: Queue, client: FlaskC
     saved = SavedJobsWriter(b"salt")
     encoded = saved.encode(queue.broker.jobs[ids[1]], b"body")
     saved.add(encoded)
-    removal = clear(client)
+    change = clear(client)
     assert undelete(queue.broker, read_saved_jobs(saved.data()).jobs[0], queue.now) == 0
-    page = undo(client, removal)
-    assert f"1 job did not come back, because a job with the id exists: {ids[1]}." in page
+    page = undo(client, change)
+    assert f"1 job was not put back, because a job with the id exists: {ids[1]}." in page
     assert list(queue.broker.jobs)[1:] == ids
 
 
 def test_deletion_is_listed_for_a_day(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
-    removal = clear(client)
-    assert "Clear ready jobs of “mail”" in client.get("/removals").text
+    change = clear(client)
+    assert "Clear ready jobs of “mail”" in client.get("/changes").text
     queue.now += LIFETIME
-    assert "No deletion of the last day can be undone" in client.get("/removals").text
-    assert post(client, "/undo", removal=removal).status_code == 404
+    assert "No change of the last day can be undone" in client.get("/changes").text
+    assert post(client, "/undo", change=change).status_code == 404
 
 
 def test_bulk_deletion_says_before_that_it_can_be_undone(queue: Queue, client: FlaskClient) -> None:
@@ -139,7 +145,7 @@ def test_bulk_deletion_says_before_that_it_can_be_undone(queue: Queue, client: F
 
 def test_deletion_above_the_limit_says_before_that_it_cannot_be_undone(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
-    removals_of(client).limit = 100
+    saved_changes_of(client).limit = 100
     started = post(client, "/bulk/preview", scope="all", q="", tube="mail", action="delete")
     wait_for_tasks(client.application)
     assert "This cannot be undone: " in client.get(started.headers["Location"]).text
@@ -153,7 +159,7 @@ DISK_FULL = "the disk is full"
 
 def test_deletion_without_room_on_the_disk_says_that_it_cannot_be_undone(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
-    removals_of(client).room_refusal = lambda size: DISK_FULL
+    saved_changes_of(client).room_refusal = lambda size: DISK_FULL
     assert f"This cannot be undone: {DISK_FULL}." in client.get("/tube?tube=mail&state=ready").text
     response = post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")
     assert "3 jobs deleted. This cannot be undone." in Page(client.get(response.headers["Location"]).text).text
@@ -163,13 +169,13 @@ def test_deletion_without_room_on_the_disk_says_that_it_cannot_be_undone(queue: 
 def test_deletion_stops_while_all_its_jobs_can_come_back(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removals_module, "PART_SIZE", 10)
+    monkeypatch.setattr(module, "PART_SIZE", 10)
     ids = queue.put("mail", count=100)
-    removals_of(client).room_refusal = lambda size: DISK_FULL if size == removals_module.MAX_WRITE else ""
+    saved_changes_of(client).room_refusal = lambda size: DISK_FULL if size == module.MAX_WRITE else ""
     cleared = client.post("/api/v1/tube/clear?tube=mail", json={"state": "ready"}).get_json()
     assert 0 < cleared["jobs"] == 100 - cleared["left"] < 100
-    assert cleared["problem"] == f"No more deleted jobs can be stored: {DISK_FULL}."
-    undo(client, str(cleared["removal"]))
+    assert cleared["problem"] == f"No more changed jobs can be stored: {DISK_FULL}."
+    undo(client, str(cleared["change_number"]))
     assert sorted(queue.broker.jobs) == ids
     response = post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")
     assert "The clear stopped" in client.get(response.headers["Location"]).text
@@ -179,27 +185,27 @@ def test_undo_continues_after_the_last_job_that_had_room(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = queue.put("mail", count=3)
-    removal = clear(client)
+    change = clear(client)
     room = [True, False]
     monkeypatch.setattr(type(queue.broker.journal), "undelete", lambda self, job: room.pop(0))
-    assert "The journal cannot store the jobs: the disk has no room." in undo(client, removal)
+    assert "The journal cannot store the jobs: the disk has no room." in undo(client, change)
     assert list(queue.broker.jobs) == ids[:1]
     assert finishing.delete_job(queue.broker, ids[0], queue.now)
     room += [True, True]
-    undo(client, removal)
+    undo(client, change)
     assert list(queue.broker.jobs) == ids[1:]
 
 
 def test_oldest_deletion_is_dropped_first(queue: Queue, client: FlaskClient) -> None:
-    removals_of(client).limit = 1500
+    saved_changes_of(client).limit = 1500
     numbers = []
     for _ in range(3):
         queue.put("mail", count=5)
         numbers.append(clear(client))
-    kept = removals_of(client)
+    kept = saved_changes_of(client)
     assert [str(number) for number in kept._kept or ()] == numbers[1:]
-    assert [str(number) for number in kept._rows.sizes("removed-jobs")] == numbers[1:]
-    assert post(client, "/undo", removal=numbers[0]).status_code == 404
+    assert [str(number) for number in kept._rows.sizes("jobs-before")] == numbers[1:]
+    assert post(client, "/undo", change=numbers[0]).status_code == 404
 
 
 def test_large_body_comes_back(queue: Queue, client: FlaskClient) -> None:
@@ -212,7 +218,7 @@ def test_large_body_comes_back(queue: Queue, client: FlaskClient) -> None:
 def test_clear_of_few_jobs_in_a_large_tube_can_be_undone(queue: Queue, client: FlaskClient) -> None:
     (small,) = queue.put("mail", delay=60)
     queue.put("mail", body=bytes(5000))
-    removals_of(client).limit = 1000
+    saved_changes_of(client).limit = 1000
     assert "This can be undone for a day." in client.get("/tube?tube=mail&state=delayed").text
     assert "This cannot be undone: " in client.get("/tube?tube=mail&state=ready").text
     undo(client, clear(client, "delayed"))
@@ -222,15 +228,203 @@ def test_clear_of_few_jobs_in_a_large_tube_can_be_undone(queue: Queue, client: F
 def test_list_has_the_newest_deletions_alone(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removals_module, "MAX_SHOWN", 2)
+    monkeypatch.setattr(module, "MAX_SHOWN", 2)
     numbers = []
     for _ in range(3):
         queue.put("mail")
         numbers.append(clear(client))
-    listed = [one["number"] for one in client.get("/api/v1/removals").get_json()["removals"]]
+    listed = [one["number"] for one in client.get("/api/v1/changes").get_json()["changes"]]
     assert listed == [int(number) for number in reversed(numbers[1:])]
     undo(client, numbers[0])
     assert 1 in queue.broker.jobs
+
+
+# Changes
+
+
+def facts(queue: Queue) -> dict[int, tuple[object, ...]]:
+    """Return of each job what an undo restores, except its place among others."""
+    return {
+        job.id: (
+            (job.tube.name, job.state, job.pri, job.delay, job.ttr, job.body, job.events, job.reserves, job.buries),
+            (job.kicks, job.attempts_base, job.expires_from, job.dead_letter, job.deadline * (job.state == DELAYED)),
+        )
+        for job in queue.broker.jobs.values()
+    }
+
+
+def mixed_jobs(queue: Queue) -> list[int]:
+    """Put jobs of `mail` in all states but reserved, the last one a dead letter of `source`."""
+    ids = [*queue.put("mail"), *queue.put("mail", delay=60), *queue.put("mail", count=2)]
+    for id in ids[2:]:
+        finishing.bury_job(queue.broker, id, queue.now)
+    queue.broker.jobs[ids[3]].dead_letter = DeadLetter(DeadLetterReason.ATTEMPTS, b"source", 3, 1, 2).pack()
+    queue.now += SECOND
+    return ids
+
+
+def undo_by_api(client: FlaskClient, number: int) -> Any:
+    """Undo a change; return the task."""
+    task = client.post(f"/api/v1/changes/{number}/undo", json={})
+    wait_for_tasks(client.application)
+    return client.get(f"/api/v1/tasks/{task.get_json()['id']}").get_json()
+
+
+def newest(client: FlaskClient) -> int:
+    """Return the number of the newest change."""
+    return int(client.get("/api/v1/changes").get_json()["changes"][0]["number"])
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        ({"action": "kick"}, 3),
+        ({"action": "bury"}, 2),
+        ({"action": "move", "to": "other"}, 4),
+        ({"action": "pri", "pri": 7}, 4),
+        ({"action": "delay", "delay": 600}, 2),
+        ({"action": "redrive"}, 1),
+    ],
+    ids=lambda value: value["action"] if isinstance(value, dict) else "",
+)
+def test_bulk_change_is_undone(queue: Queue, client: FlaskClient, change: dict[str, object], changed: int) -> None:
+    mixed_jobs(queue)
+    before = facts(queue)
+    task = client.post("/api/v1/bulk", json={**change, "all": True, "dry_run": False}).get_json()
+    wait_for_tasks(client.application)
+    assert facts(queue) != before
+    undone = undo_by_api(client, task["change_number"])
+    assert (undone["changed"], undone["refused"], undone["message"]) == (changed, [], "")
+    assert facts(queue) == before
+    invariants.check(queue.broker)
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("kick", {}),
+        ("bury", {}),
+        ("move", {"tube": "other"}),
+        ("edit", {"pri": "9", "ttr": "50", "delay": "70", "body": "other", "encoding": "text"}),
+        ("redrive", {}),
+    ],
+)
+def test_notice_of_a_changed_job_offers_its_undo(
+    queue: Queue, client: FlaskClient, action: str, fields: dict[str, str]
+) -> None:
+    id = mixed_jobs(queue)[{"kick": 2, "redrive": 3}.get(action, 1)]
+    before = facts(queue)
+    if action == "edit":
+        fields |= {"version": version(queue.broker.jobs[id], b"body", True)}
+    response = post(client, f"/job/{action}", **(fields | {"id": str(id)}))
+    assert facts(queue)[id] != before[id]
+    undo(client, offered(client, response.headers["Location"]))
+    assert facts(queue) == before
+
+
+def test_kick_of_a_tube_is_undone_in_parts_and_in_order(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART_SIZE", 100)
+    ids = queue.put("mail", count=150)
+    for id in ids:
+        finishing.bury_job(queue.broker, id, queue.now)
+    assert (
+        "This can be undone for a day, except" in post(client, "/tube/kick", tube="mail", state="buried", all="1").text
+    )
+    response = post(client, "/tube/kick", tube="mail", state="buried", all="1", confirm="1")
+    assert queue.broker.tubes[b"mail"].ready.count == 150
+    undo(client, offered(client, response.headers["Location"]))
+    assert list(queue.broker.tubes[b"mail"].buried) == ids
+
+
+def test_kick_of_many_tubes_is_undone(queue: Queue, client: FlaskClient) -> None:
+    ids = [*queue.put("mail.a", delay=60), *queue.put("mail.b", delay=60)]
+    task = client.post("/api/v1/tubes/kick?pattern=mail.*&dry_run=false", json={"state": "delayed"}).get_json()
+    wait_for_tasks(client.application)
+    assert [queue.broker.jobs[id].state for id in ids] == [READY] * 2
+    undo_by_api(client, client.get(f"/api/v1/tasks/{task['id']}").get_json()["change_number"])
+    assert [queue.broker.jobs[id].state for id in ids] == [DELAYED] * 2
+
+
+def test_jobs_that_cannot_be_put_back_are_listed_with_the_reason(queue: Queue, client: FlaskClient) -> None:
+    ids = queue.put("mail", count=5)
+    task = client.post("/api/v1/bulk", json={"action": "move", "to": "other", "all": True, "dry_run": False}).get_json()
+    finishing.delete_job(queue.broker, ids[0], queue.now)
+    reserving.reserve_job(queue.broker, queue.connect(), ids[1], queue.now)
+    editing.edit_job(queue.broker, ids[2], queue.now, pri=3)
+    policies = PolicySet([parse_policy("cap", {"tubes": ["mail"], "max_jobs": 1})])
+    policy_changes.set_policies(queue.broker, policies, queue.now)
+    undone = undo_by_api(client, task["change_number"])
+    assert undone["changed"] == 1
+    assert {one["reason"]: one["sample"] for one in undone["refused"]} == {
+        "the job has been deleted since": [ids[0]],
+        "a worker holds the job": [ids[1]],
+        "the job has been reserved or changed since": [ids[2]],
+        "the tube is at the cap of its policy": [ids[4]],
+    }
+    assert "1 job was not put back, because a worker holds the job:" in undone["message"]
+
+
+def test_undo_needs_the_right_to_operate_the_former_and_the_present_tube(queue: Queue, app: Flask) -> None:
+    ids = queue.put("mail", count=2)
+    client = app.test_client()
+    for id, tube in zip(ids, ("open.other", "hidden"), strict=True):
+        client.post(f"/api/v1/jobs/{id}/move", json={"tube": tube})
+    dashboard = app.extensions["dashboard"]
+    undoing = Undo(queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.tasks, dashboard.saved_changes)
+    rights = Rights(view=frozenset(("open.*", "mail")), operate=frozenset(("open.*",)))
+    for change in dashboard.saved_changes._kept.values():
+        with app.app_context():
+            g.principal = Principal("", "", is_admin=False, sees_bodies=True, rights=rights)
+            task = undoing.start(change.number)
+        task.wait(TIMEOUT)
+        assert "because you may not operate their tubes" in task.message
+    assert [queue.broker.jobs[id].tube.name for id in ids] == [b"open.other", b"hidden"]
+
+
+def test_former_body_comes_back_with_the_other_fields(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    before = facts(queue)
+    client.patch(f"/api/v1/jobs/{id}", json={"body": "other", "pri": 1, "ttr": 9, "renew": True})
+    assert queue.broker.jobs[id].body == b"other"
+    undo_by_api(client, newest(client))
+    assert facts(queue) == before
+
+
+def test_change_above_the_limit_says_before_that_it_cannot_be_undone(queue: Queue, client: FlaskClient) -> None:
+    (id, _) = queue.put("mail", count=2)
+    saved_changes_of(client).limit = 500
+    started = post(client, "/bulk/preview", scope="all", q="", tube="mail", action="bury")
+    wait_for_tasks(client.application)
+    assert "This cannot be undone: " in client.get(started.headers["Location"]).text
+    post(client, "/bulk/run", task=started.headers["Location"].rpartition("=")[2])
+    wait_for_tasks(client.application)
+    assert queue.broker.jobs[id].state == BURIED
+    assert client.get("/api/v1/changes").get_json()["changes"] == []
+
+
+def test_change_without_a_preview_is_complete_although_it_is_too_large_to_be_undone(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART_SIZE", 100)
+    ids = queue.put("mail", count=200)
+    saved_changes_of(client).limit = 20_000
+    task = client.post("/api/v1/bulk", json={"action": "bury", "all": True, "dry_run": False}).get_json()
+    wait_for_tasks(client.application)
+    task = client.get(f"/api/v1/tasks/{task['id']}").get_json()
+    assert (task["state"], task["changed"], task["change_number"]) == ("done", 200, None)
+    assert task["message"] == "This cannot be undone: the jobs have more than 20.0\xa0kB."
+    assert list(queue.broker.tubes[b"mail"].buried) == ids
+    kept = saved_changes_of(client)
+    assert (kept._kept, kept._rows.sizes("jobs-before"), kept._rows.sizes("change")) == ({}, {}, {})
+
+
+def test_undo_stops_when_the_server_drains(queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    (id,) = queue.put("mail")
+    client.post(f"/api/v1/jobs/{id}/bury", json={})
+    monkeypatch.setattr(queue.broker, "is_draining", True)
+    assert client.post(f"/api/v1/changes/{newest(client)}/undo", json={}).status_code == 503
 
 
 # API
@@ -239,12 +433,12 @@ def test_list_has_the_newest_deletions_alone(
 def test_api_undoes_a_clear(queue: Queue, client: FlaskClient) -> None:
     ids = queue.put("mail", count=2)
     cleared = client.post("/api/v1/tube/clear?tube=mail", json={"state": "ready"}).get_json()
-    (listed,) = client.get("/api/v1/removals").get_json()["removals"]
-    assert (listed["number"], listed["jobs"], listed["undone_at"]) == (cleared["removal"], 2, None)
-    task = client.post(f"/api/v1/removals/{cleared['removal']}/undo", json={}).get_json()
+    (listed,) = client.get("/api/v1/changes").get_json()["changes"]
+    assert (listed["number"], listed["jobs"], listed["undone_at"]) == (cleared["change_number"], 2, None)
+    task = client.post(f"/api/v1/changes/{cleared['change_number']}/undo", json={}).get_json()
     assert (task["state"], task["changed"], task["refused"]) == ("done", 2, [])
     assert list(queue.broker.jobs) == ids
-    assert client.post(f"/api/v1/removals/{cleared['removal']}/undo", json={}).status_code == 409
+    assert client.post(f"/api/v1/changes/{cleared['change_number']}/undo", json={}).status_code == 409
 
 
 # Stored jobs
@@ -281,41 +475,45 @@ def test_truncated_and_damaged_jobs_are_reported_and_the_others_are_read(queue: 
 
 def test_deletions_survive_a_restart_of_the_dashboard(queue: Queue, tmp_path: Path) -> None:
     ids = queue.put("mail", count=2)
-    removal = clear(queue.app(directory=str(tmp_path)).test_client())
-    undo(queue.app(directory=str(tmp_path)).test_client(), removal)
+    change = clear(queue.app(directory=str(tmp_path)).test_client())
+    undo(queue.app(directory=str(tmp_path)).test_client(), change)
     assert list(queue.broker.jobs) == ids
-    assert post(queue.app(directory=str(tmp_path)).test_client(), "/undo", removal=removal).status_code == 409
+    assert post(queue.app(directory=str(tmp_path)).test_client(), "/undo", change=change).status_code == 409
 
 
 def test_missing_part_is_reported(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
-    removal = clear(client)
-    kept = removals_of(client)
-    kept._rows.write([("removed-jobs", int(removal), bytes(4), None)], {})
-    assert "the stored jobs are damaged (part 1 is missing)" in undo(client, removal)
+    change = clear(client)
+    kept = saved_changes_of(client)
+    kept._rows.write([("jobs-before", int(change), bytes(4), None)], {})
+    assert "the stored jobs are damaged (part 1 is missing)" in undo(client, change)
 
 
 # A real server
 
 
-def test_deleted_jobs_come_back_after_the_server_was_killed(tmp_path: Path) -> None:
+def test_deletion_and_change_are_undone_after_the_server_was_killed(tmp_path: Path) -> None:
     flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
     with Daemon(*flags) as daemon:
         ids = [daemon.ask(b"put 7 0 60 4\r\nbody\r\n").removeprefix(b"INSERTED ") for _ in range(3)]
-        cleared = call(daemon, "tube/clear?tube=default", {"state": "ready"})
+        moved = call(daemon, "bulk", {"action": "move", "to": "other", "all": True, "dry_run": False})
+        cleared = call(daemon, "tube/clear?tube=other", {"state": "ready"})
         daemon.stop(signal.SIGKILL)
     with Daemon(*flags) as daemon:
         assert [daemon.ask(b"peek %b\r\n" % id) for id in ids] == [b"NOT_FOUND"] * 3
-        task = call(daemon, f"removals/{cleared['removal']}/undo", {})
+        task = call(daemon, f"changes/{cleared['change_number']}/undo", {})
         assert (task["state"], task["changed"]) == ("done", 3)
+        assert [one["tube"] for one in call(daemon, "jobs")["jobs"]] == ["other"] * 3
+        task = call(daemon, f"changes/{moved['change_number']}/undo", {})
+        assert (task["state"], task["changed"], task["refused"]) == ("done", 3, [])
         daemon.stop(signal.SIGKILL)
     with Daemon(*flags) as daemon:
         assert [daemon.ask(b"peek %b\r\n" % id) for id in ids] == [b"FOUND %b 4" % id for id in ids]
-        (removal,) = call(daemon, "removals")["removals"]
-        assert removal["undone_at"] is not None
+        assert [one["tube"] for one in call(daemon, "jobs")["jobs"]] == ["default"] * 3
+        assert all(one["undone_at"] for one in call(daemon, "changes")["changes"])
 
 
-def call(daemon: Daemon, path: str, body: dict[str, str] | None = None) -> Any:
+def call(daemon: Daemon, path: str, body: dict[str, object] | None = None) -> Any:
     """Send a request to the API; return the response."""
     data = None if body is None else json.dumps(body).encode()
     url = f"{daemon.dashboard}api/v1/{path}"

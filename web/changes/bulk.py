@@ -24,7 +24,7 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SE
 from greenstalk_server.core.operations import editing, finishing, kicking
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.removals import Recording, Removals
+from greenstalk_server.web.changes.saved_changes import Recording, SavedChanges
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal, require_operator
@@ -227,6 +227,7 @@ class Counted(ResponseModel):
     held: Annotated[Count, Meta(description="Jobs held by clients; the change would change them only with `force`.")]
     as_they_are: Annotated[Count, Meta(description="Matching jobs that the change would not change.")]
     sample: Annotated[list[JobId], Meta(description="Some of the jobs that the change would change.")]
+    undo: Annotated[str, Meta(description="Whether the change of all these jobs can be undone, as a sentence.")]
     run: Annotated[str | None, Meta(description="Id of the task that makes the change; null if it has not started.")]
 
 
@@ -285,14 +286,15 @@ class Plan:
     sample: list[int] = field(default_factory=list)
     run: str = ""
 
-    def counted(self) -> Counted:
-        """Return the counts of the dry run."""
+    def counted(self, promise: str) -> Counted:
+        """Return the counts of the dry run; *promise* says whether the change can be undone."""
         return Counted(
             action=self.change.key,
             would_change=self.hit,
             held=self.held,
             as_they_are=self.others,
             sample=list(self.sample),
+            undo=promise,
             run=self.run or None,
         )
 
@@ -358,9 +360,9 @@ class Bulk:
         commit: Callable[[], bool],
         audit: Audit,
         tasks: Tasks,
-        removals: Removals,
+        saved_changes: SavedChanges,
     ) -> None:
-        self._removals: Removals = removals
+        self._saved_changes: SavedChanges = saved_changes
         self._audit: Audit = audit
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -380,7 +382,7 @@ class Bulk:
             plan,
             lambda task: self._count(task, plan),
             kind="dry-run",
-            details=lambda: {"counted": plan.counted()},
+            details=lambda: {"counted": plan.counted(self.promise(plan))},
             endpoint="bulk",
             needs_bodies=plan.query.needs_bodies,
             facts=plan.facts,
@@ -427,8 +429,10 @@ class Bulk:
         return url_for("search", q=str(plan.query)) if plan.query.terms else url_for("overview")
 
     def promise(self, plan: Plan) -> str:
-        """Return the sentence that says whether the counted deletion could be undone; empty for other changes."""
-        return self._removals.promise(plan.hit + plan.held, plan.size) if plan.is_destructive else ""
+        """Return the sentence that says whether the counted change could be undone."""
+        jobs = plan.hit + plan.held
+        saved = self._saved_changes
+        return saved.deletion_promise(jobs, plan.size) if plan.is_destructive else saved.change_promise(jobs)
 
     def _count(self, task: Task, plan: Plan) -> None:
         """Count the jobs for the dry run. Switches."""
@@ -453,10 +457,7 @@ class Bulk:
             details["rate"] = f"{plan.rate:g}"
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
         self._audit.note("bulk/run", **details, **counted, forced=int(is_forced))
-        recording, final = None, ""
-        if plan.is_destructive:
-            recording = self._removals.record(task.title, plan.hit + plan.held, plan.size)
-            final = "" if recording is not None else self.promise(plan)
+        recording = self._record(task, plan)
         try:
             self._change(task, plan, is_forced, recording)
             self._commit_or_fail(task)
@@ -464,13 +465,18 @@ class Bulk:
             self._commit()
             raise
         finally:
-            if recording is not None:
-                removal = recording.close()
-                task.removal = removal.number if removal is not None else None
-            task.message = f"{task.message} {recording.outcome if recording is not None else final}".strip()
+            task.change_number = recording.close()
+            task.message = f"{task.message} {recording.outcome}".strip()
             self._audit.note("bulk/end", **details, jobs=task.done)
 
-    def _change(self, task: Task, plan: Plan, is_forced: bool, recording: Recording | None) -> None:
+    def _record(self, task: Task, plan: Plan) -> Recording:
+        """Begin to save the jobs of *plan* for an undo."""
+        jobs = plan.hit + plan.held
+        if plan.is_destructive:
+            return self._saved_changes.record_deletion(task.title, jobs, plan.size)
+        return self._saved_changes.record_change(task.title, jobs)
+
+    def _change(self, task: Task, plan: Plan, is_forced: bool, recording: Recording) -> None:
         uncommitted_bytes = unread = refused = 0
         throttle = Throttle(plan.rate)
 
@@ -478,7 +484,7 @@ class Bulk:
             return plan.change.applies_to(job) and (job.state != RESERVED or is_forced)
 
         wants_body = (
-            applies_to if plan.change.action.field_name or recording is not None else never_wants_body
+            applies_to if plan.change.action.field_name or recording.wants_bodies else never_wants_body
         )  # a rewritten job record includes the body, and so does a deleted job that may come back
         for job, body in self._select(task, plan, wants_body):
             task.matched += 1
@@ -489,10 +495,10 @@ class Bulk:
                 uncommitted_bytes = 0
                 throttle.wait(task.checkpoint)
             self._stop_if_refused(task)
-            saved = recording.encode(job, body) if recording is not None else None
+            before = recording.encode(job, body)
             outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
-            if recording is not None and outcome == EditOutcome.DONE:
-                recording.add(saved)
+            if outcome == EditOutcome.DONE:
+                recording.add(before, self._broker.jobs.get(job.id))
             if outcome == EditOutcome.NO_ROOM and plan.change.key != "redrive":
                 raise TaskFailed(f"The journal has no room for more records. {_so_far(task)}")
             task.done += outcome == EditOutcome.DONE
@@ -504,8 +510,8 @@ class Bulk:
             if uncommitted_bytes >= COMMIT_BATCH_BYTES:
                 self._commit_or_fail(task)
                 uncommitted_bytes = 0
-            if recording is not None and recording.is_full and (why := recording.flush()):
-                raise TaskFailed(f"The deletion has stopped. {why} {_so_far(task)}")
+            if recording.is_full and (why := recording.flush()):
+                raise TaskFailed(f"The change has stopped. {why} {_so_far(task)}")
         if unread:
             task.message = f"{task.message} {_stay(unread)}: the body cannot be read back from the disk.".strip()
         if refused:

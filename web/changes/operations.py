@@ -2,6 +2,9 @@
 
 An operation raises Forbidden unless the principal may operate each tube that it changes.
 
+The changes of jobs that an operation makes can be undone (saved_changes.py). An operation on one job returns the
+Recording of the change, which the caller must close once its response no longer depends on the job.
+
 An operation calls the same broker methods as the protocol. The caller must wait for the journal (`commit`) before it
 reports success. Long operations work in slices and yield to the event loop in between, so a caller must look up tubes
 and jobs again afterwards. Only methods whose docstrings say so may switch greenlets.
@@ -10,8 +13,8 @@ and jobs again afterwards. Only methods whose docstrings say so may switch green
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
@@ -32,12 +35,12 @@ from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
-from greenstalk_server.web.changes.removals import Recording, Removals
+from greenstalk_server.web.changes.saved_changes import Recording, SavedChanges
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import require_keys, require_operator
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import JobHeld, PutRefused
-from greenstalk_server.web.reads.jobs.bodies import BodyLost, iter_with_bodies, load_job_with_body, never_wants_body
+from greenstalk_server.web.reads.jobs.bodies import BodyLost, iter_with_bodies, load_job_with_body
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.saved_data import SavedData
@@ -49,7 +52,7 @@ COMMIT_BATCH: Final = 8192
 """Jobs that a kick or a clear changes between two commits: less than a megabyte of journal records."""
 
 SAVED_SLICE: Final = 64
-"""Jobs that a clear saves and deletes between two yields to the event loop: about a millisecond of work."""
+"""Jobs that a kick or a clear saves and changes between two yields to the event loop: two milliseconds of work."""
 
 MAX_MEASURED: Final = 1000
 """Jobs whose sizes are added up to tell whether a clear can be undone. For more, the whole tube counts."""
@@ -88,28 +91,25 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
-    """The outcome of a deletion.
+class Changed:
+    """The outcome of a change of several jobs.
 
-    jobs        number of the deleted jobs.
-    removal     number of the removal that can be undone; None if the deletion cannot be undone.
-    stopped     the deletion stopped early, because deleted jobs could not be stored.
-    problem     why it stopped, and which of its jobs cannot be put back; empty if all were stored.
+    jobs            number of the changed or deleted jobs.
+    change_number   number of the saved change; None if it cannot be undone.
+    is_stopped      the change stopped early, because changed jobs could not be stored.
+    problem         why it cannot be undone or stopped, and which jobs cannot be put back; empty if all were stored.
     """
 
     jobs: int
-    removal: int | None
-    stopped: bool = False
-    problem: str = ""
+    change_number: int | None
+    is_stopped: bool
+    problem: str
 
     @staticmethod
-    def of(jobs: int, recording: Recording | None) -> Deleted:
-        """Return the outcome of a deletion, whose jobs are durably saved then. Switches."""
-        if recording is None:
-            return Deleted(jobs, None)
-        removal = recording.close()
-        number = removal.number if removal is not None else None
-        return Deleted(jobs, number, bool(recording.stopped), recording.outcome)
+    def of(jobs: int, recording: Recording) -> Changed:
+        """Return the outcome of a change, whose jobs are durably saved then. Switches."""
+        number = recording.close()
+        return Changed(jobs, number, bool(recording.stopped), recording.outcome)
 
 
 def to_nanoseconds(seconds: float) -> int:
@@ -127,10 +127,10 @@ class Operations:
         commit: Callable[[], bool],
         audit: Audit,
         saved: SavedData,
-        removals: Removals,
+        saved_changes: SavedChanges,
     ) -> None:
         """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
-        self._removals: Removals = removals
+        self._saved_changes: SavedChanges = saved_changes
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
@@ -158,20 +158,23 @@ class Operations:
         self._audit.note("tube/resume", tube=tube.name.decode())
         self._saved.save()
 
-    def kick(self, tube: Tube, state: int, bound: int) -> int:
-        """Kick up to *bound* jobs of *tube* in *state*, BURIED or DELAYED; return how many became ready. May switch.
+    def kick(self, tube: Tube, state: int, bound: int) -> Changed:
+        """Kick up to *bound* jobs of *tube* in *state*, BURIED or DELAYED. May switch.
 
-        Stops early after MAX_REQUEST_TIME.
+        Stops early after MAX_REQUEST_TIME, or if the kicked jobs can no longer be saved for an undo.
         """
         require_operator(tube.name)
-        bound = min(bound, count_jobs(tube, state))
-        kicked = self._in_slices(
-            tube, bound, lambda found, left: kicking.kick(self._broker, found, state, left, self._clock())
-        )
-        self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
-        return kicked
+        name, bound = tube.name.decode(), min(bound, count_jobs(tube, state))
+        recording = self._saved_changes.record_change(f"Retry {STATE_NAMES[state]} jobs of “{name}”", bound)
 
-    def clear(self, tube: Tube, state: int) -> Deleted:
+        def kick(found: Tube, left: int) -> int:
+            return kick_slice(self._broker, found, state, left, recording, self._clock())
+
+        kicked = self._in_slices(tube, bound, recording, kick)
+        self._audit.note("tube/kick", tube=name, state=STATE_NAMES[state], jobs=kicked)
+        return Changed.of(kicked, recording)
+
+    def clear(self, tube: Tube, state: int) -> Changed:
         """Delete the jobs that *tube* has in *state* now. May switch.
 
         Stops early after MAX_REQUEST_TIME, or if the deleted jobs can no longer be saved for an undo.
@@ -180,12 +183,12 @@ class Operations:
         name, below = tube.name.decode(), self._broker.next_id
         present = count_jobs(tube, state)
         title = f"Clear {STATE_NAMES[state]} jobs of “{name}”"
-        recording = self._removals.record(title, present, _size_of(tube, state, present))
+        recording = self._saved_changes.record_deletion(title, present, _size_of(tube, state, present))
         cleared = self._clear(tube, state, present, below, recording)
         self._audit.note("tube/clear", tube=name, state=STATE_NAMES[state], jobs=cleared)
-        return Deleted.of(cleared, recording)
+        return Changed.of(cleared, recording)
 
-    def flush(self, tube: Tube) -> Deleted:
+    def flush(self, tube: Tube) -> Changed:
         """Delete all jobs that *tube* has now, including those that clients hold. May switch.
 
         First free the idempotency keys of the tube that have outlived their jobs.
@@ -199,7 +202,8 @@ class Operations:
         while keys > 0 and (freed := editing.forget_keys(self._broker, tube.name, SLICE)):
             keys -= freed
             pace.yield_if_due()
-        recording = self._removals.record(f"Flush “{tube.name.decode()}”", tube.job_count, tube.body_bytes)
+        title = f"Flush “{tube.name.decode()}”"
+        recording = self._saved_changes.record_deletion(title, tube.job_count, tube.body_bytes)
         found = -1
         while found and time.monotonic() < until:
             clients = (*self._broker.clients, *self._broker.closing_clients)
@@ -209,16 +213,16 @@ class Operations:
                 found += self._clear(tube, state, count_jobs(tube, state), below, recording)
             flushed += found
         self._audit.note("tube/flush", tube=tube.name.decode(), jobs=flushed)
-        return Deleted.of(flushed, recording)
+        return Changed.of(flushed, recording)
 
-    def promise(self, name: str, state: str) -> str:
+    def clear_promise(self, name: str, state: str) -> str:
         """Return the sentence that says whether a clear of the jobs in *state* of the tube *name* could be undone."""
         tube = self._broker.tubes.get(name.encode())
         if tube is None:
             return ""
         number = STATE_NAMES.index(state)
         jobs = count_jobs(tube, number)
-        return self._removals.promise(jobs, _size_of(tube, number, jobs))
+        return self._saved_changes.deletion_promise(jobs, _size_of(tube, number, jobs))
 
     # Jobs
 
@@ -260,21 +264,27 @@ class Operations:
                 self._audit.note("tube/put", tube=name.decode(), id=put[0], jobs=len(put))
         return outcomes
 
-    def kick_job(self, job: Job) -> None:
+    def kick_job(self, job: Job) -> Recording:
         """Make *job* ready; raise Conflict unless it is buried or delayed."""
         require_operator(job.tube.name)
-        if not kicking.kick_job(self._broker, job.id, self._clock()):
+        if job.state not in (BURIED, DELAYED):
             raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be retried.")
+        with self._recorded(job, f"Retry {_named(job)}") as recording:
+            kicking.kick_job(self._broker, job.id, self._clock())
         self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
+        return recording
 
-    def bury_job(self, job: Job, is_forced: bool) -> None:
+    def bury_job(self, job: Job, is_forced: bool) -> Recording:
         """Bury *job*; raise Conflict if it is already buried, or held and not *is_forced*."""
         require_operator(job.tube.name)
         if job.state == BURIED:
             raise Conflict(f"Job {job.id} is buried already.")
-        if not finishing.bury_job(self._broker, job.id, self._clock(), is_forced):
+        if job.state == RESERVED and not is_forced:
             self._refuse_held(job, "buried")
+        with self._recorded(job, f"Bury {_named(job)}") as recording:
+            finishing.bury_job(self._broker, job.id, self._clock(), is_forced)
         self._audit.note("job/bury", id=job.id, tube=job.tube.name.decode())
+        return recording
 
     def release_job(self, job: Job, is_forced: bool) -> None:
         """Take *job* from the client that holds it and make it ready.
@@ -289,58 +299,61 @@ class Operations:
         finishing.release_job(self._broker, job.id, self._clock())
         self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
 
-    def delete_job(self, find: Callable[[], Job], is_forced: Callable[[Job], bool]) -> Deleted:
+    def delete_job(self, find: Callable[[], Job], is_forced: Callable[[Job], bool]) -> Recording:
         """Delete the job that *find* returns. May switch.
 
         Raise JobHeld if a client holds the job and not *is_forced*. *find* and *is_forced* may raise exceptions.
         """
         job = find()
         require_operator(job.tube.name)
-        recording = self._removals.record(f"Delete job {job.id} of “{job.tube.name.decode()}”", 1, job.size)
+        recording = self._saved_changes.record_deletion(f"Delete {_named(job)}", 1, job.size)
         body = None
-        if recording is not None:
+        if recording.is_active:
             with suppress(BodyLost):
                 job, body = load_job_with_body(self._broker, find)
             require_operator(job.tube.name)  # it may have moved
         name = job.tube.name.decode()
-        saved = recording.encode(job, body) if recording is not None else None
+        before = recording.encode(job, body)
         if not finishing.delete_job(self._broker, job.id, self._clock(), is_forced(job)):
             self._refuse_held(job, "deleted")
-        if recording is not None:
-            recording.add(saved)
+        recording.add(before)
         self._audit.note("job/delete", id=job.id, tube=name)
-        return Deleted.of(1, recording)
+        return recording
 
-    def move_job(self, job: Job, body: bytes, name: bytes, is_forced: bool) -> None:
+    def move_job(self, job: Job, body: bytes, name: bytes, is_forced: bool) -> Recording:
         """Move *job*, whose body is *body*, to the tube *name*; its state stays."""
         old = job.tube.name
         require_operator(old)
         require_operator(name)
         if name == old:
             raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
-        done = editing.edit_job(self._broker, job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
-        self._refuse_failed_edit(job, done, "moved")
+        with self._recorded(job, f"Move {_named(job)} to “{name.decode()}”") as recording:
+            done = editing.edit_job(self._broker, job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
+            self._refuse_failed_edit(job, done, "moved")
         self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
+        return recording
 
-    def edit_job(self, job: Job, body: bytes, changes: Changes, is_forced: bool) -> None:
+    def edit_job(self, job: Job, body: bytes, changes: Changes, is_forced: bool) -> Recording:
         """Apply *changes*, which must not be empty, to *job*, whose body is *body*.
 
         Raise JobHeld if a client holds the job and not *is_forced*.
         """
         require_operator(job.tube.name)
-        done = editing.edit_job(
-            self._broker,
-            job.id,
-            self._clock(),
-            pri=changes.pri,
-            delay=changes.delay,
-            ttr=changes.ttr,
-            body=changes.body if changes.body is not None else body,
-            is_renewed=changes.is_renewed,
-            is_forced=is_forced,
-        )
-        self._refuse_failed_edit(job, done, "changed")
+        with self._recorded(job, f"Change {_named(job)}", body if changes.body is not None else None) as recording:
+            done = editing.edit_job(
+                self._broker,
+                job.id,
+                self._clock(),
+                pri=changes.pri,
+                delay=changes.delay,
+                ttr=changes.ttr,
+                body=changes.body if changes.body is not None else body,
+                is_renewed=changes.is_renewed,
+                is_forced=is_forced,
+            )
+            self._refuse_failed_edit(job, done, "changed")
         self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
+        return recording
 
     def copy_job(self, job: Job, body: bytes, delay: float) -> int:
         """Put a copy of *job*, whose body is *body*, into the same tube with a delay of *delay* seconds; return its id.
@@ -359,7 +372,7 @@ class Operations:
         self._audit.note("job/copy", id=added.id, of=job.id, tube=tube.name.decode(), bytes=job.size)
         return added.id
 
-    def redrive_job(self, job: Job) -> None:
+    def redrive_job(self, job: Job) -> Recording:
         """Move the dead-lettered *job* back to the tube that it came from, ready there as a new job.
 
         Raise Conflict if the job is not a dead letter, JobHeld if a client holds it, and PutRefused if that tube cannot
@@ -370,14 +383,16 @@ class Operations:
             raise Conflict(f"Job {job.id} is not a dead letter, so there is no tube to move it back to.")
         tube, source = job.tube.name.decode(), DeadLetter.unpack(job.dead_letter).source.decode()
         require_operator(source.encode())
-        outcome = editing.redrive(self._broker, job.id, self._clock())
-        if outcome == EditOutcome.RESERVED:
-            self._refuse_held(job, "moved")
-        if outcome == EditOutcome.NO_ROOM:
-            why = f"The tube “{source}” cannot take the job: the tube is full, or a limit of the server is reached."
-            raise PutRefused(why, "Nothing was moved.", status=PutRefused.FULL)
-        assert outcome == EditOutcome.DONE
+        with self._recorded(job, f"Retry {_named(job)}: move it back to “{source}”") as recording:
+            outcome = editing.redrive(self._broker, job.id, self._clock())
+            if outcome == EditOutcome.RESERVED:
+                self._refuse_held(job, "moved")
+            if outcome == EditOutcome.NO_ROOM:
+                why = f"The tube “{source}” cannot take the job: the tube is full, or a limit of the server is reached."
+                raise PutRefused(why, "Nothing was moved.", status=PutRefused.FULL)
+            assert outcome == EditOutcome.DONE
         self._audit.note("job/redrive", id=job.id, tube=tube, to=source)
+        return recording
 
     # Connections
 
@@ -421,6 +436,17 @@ class Operations:
 
     # Implementation
 
+    @contextmanager
+    def _recorded(self, job: Job, title: str, body: bytes | None = None) -> Iterator[Recording]:
+        """Save *job* before and after the block, which changes it without a switch, or raises an exception.
+
+        *body* is the present body if the block replaces it.
+        """
+        recording = self._saved_changes.record_change(title, 1, -1 if body is None else len(body))
+        before = recording.encode(job, body)
+        yield recording
+        recording.add(before, self._broker.jobs.get(job.id))
+
     def _put(self, new: Put) -> Added:
         broker, first_new = self._broker, self._broker.next_id
         delay, ttr = to_nanoseconds(new.delay), to_nanoseconds(new.ttr)
@@ -449,58 +475,58 @@ class Operations:
             why = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
         raise PutRefused(why, "Nothing was put.", status=status)
 
-    def _clear(self, tube: Tube, state: int, bound: int, below: int, recording: Recording | None) -> int:
+    def _clear(self, tube: Tube, state: int, bound: int, below: int, recording: Recording) -> int:
         """Delete up to *bound* jobs of *tube* in *state* with ids below *below*; return how many. May switch."""
 
         def clear(found: Tube, left: int) -> int:
-            if recording is None:
+            if not recording.is_active:
                 return finishing.clear(self._broker, found, state, left, below, self._clock())
             scanned = islice(found.walk(state), finishing.MAX_CLEAR_SCAN)
             ids = list(islice((job.id for job in scanned if job.id < below), min(left, SAVED_SLICE)))
             return self._delete(found, ids, state, recording, lambda: None)
 
-        return self._in_slices(tube, bound, clear)
+        return self._in_slices(tube, bound, recording, clear)
 
     def _delete(
-        self,
-        tube: Tube,
-        ids: Iterable[int],
-        state: int,
-        recording: Recording | None,
-        yield_if_due: Callable[[], None],
+        self, tube: Tube, ids: Iterable[int], state: int, recording: Recording, yield_if_due: Callable[[], None]
     ) -> int:
         """Delete the jobs *ids* that are in *tube* and in *state*, saving them; return how many. May switch."""
         deleted = 0
-        if recording is not None and recording.stopped:
+
+        def wants_body(job: Job) -> bool:
+            return recording.wants_bodies and job.tube is tube and job.state == state
+
+        if recording.stopped:
             return 0
-        wants_body = never_wants_body if recording is None else (lambda job: job.tube is tube and job.state == state)
         for _, job, body in iter_with_bodies(self._broker, ids, wants_body, yield_if_due):
             if job is None or job.tube is not tube or job.state != state:
                 continue
-            saved = recording.encode(job, body) if recording is not None else None
+            before = recording.encode(job, body)
             if finishing.delete_job(self._broker, job.id, self._clock(), state == RESERVED):
                 deleted += 1
-                if recording is not None:
-                    recording.add(saved)
-                    if recording.is_full and recording.flush():
-                        break
+                recording.add(before)
+                if recording.is_full and recording.flush():
+                    break
         return deleted
 
-    def _in_slices(self, tube: Tube, bound: int, change: Callable[[Tube, int], int]) -> int:
+    def _in_slices(self, tube: Tube, bound: int, recording: Recording, change: Callable[[Tube, int], int]) -> int:
         """Change up to *bound* jobs of *tube*, and return how many were changed. May switch.
 
-        Commits between slices, so that few records are pending. Stops early if the journal does not keep up.
+        Commits between slices, so that few records are pending. Stops early if the journal does not keep up, or the
+        changed jobs cannot be saved.
 
         *change* takes the maximum number of jobs to change, and returns how many it has changed; 0 if none are left.
         """
         changed, uncommitted, until = 0, 0, time.monotonic() + MAX_REQUEST_TIME
-        while changed < bound and self._broker.tubes.get(tube.name) is tube:
+        while changed < bound and not recording.stopped and self._broker.tubes.get(tube.name) is tube:
             slice = change(tube, bound - changed)
             if not slice:
                 break
             changed += slice
             uncommitted += slice
             yield_to_loop()
+            if recording.is_full:
+                recording.flush()
             if uncommitted >= COMMIT_BATCH:
                 if not self._commit():
                     break
@@ -508,6 +534,23 @@ class Operations:
             if time.monotonic() > until:
                 break
         return changed
+
+
+def kick_slice(broker: Broker, tube: Tube, state: int, bound: int, recording: Recording, now: int) -> int:
+    """Kick up to *bound* jobs of *tube* in *state*, BURIED or DELAYED, saving them; return how many.
+
+    A call kicks at most SAVED_SLICE jobs, or SLICE if they are not saved. Does not switch.
+    """
+    if not recording.is_active:
+        return kicking.kick(broker, tube, state, bound, now)
+    first = tube.first_buried if state == BURIED else tube.delayed.first
+    kicked = 0
+    while kicked < min(bound, SAVED_SLICE) and (job := first()) is not None:
+        before = recording.encode(job)
+        kicking.kick_job(broker, job.id, now)
+        recording.add(before, job)
+        kicked += 1
+    return kicked
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,6 +570,11 @@ class Changes:
         """Return the names of the changed values, separated by commas; empty if nothing changes."""
         changed = [name for name in ("pri", "delay", "ttr", "body") if getattr(self, name) is not None]
         return ", ".join([*changed, "expiry"] if self.is_renewed else changed)
+
+
+def _named(job: Job) -> str:
+    """Return the job and its tube for the title of a change."""
+    return f"job {job.id} of “{job.tube.name.decode()}”"
 
 
 def _size_of(tube: Tube, state: int, jobs: int) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from greenstalk_server.web.changes.bulk import Counted
-from greenstalk_server.web.changes.removals import RemovalNumber
+from greenstalk_server.web.changes.saved_changes import ChangeNumber
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Progress, TaskKind
 from greenstalk_server.web.changes.tasks import Task as RunningTask
 from greenstalk_server.web.changes.tube_changes import CountedTubes
@@ -57,8 +57,8 @@ class Task(ResponseModel):
     message: Annotated[str, Meta(description="Reason why the task ended early, or which jobs it skipped.")]
     counted: Annotated[Counted | None, Meta(description="The counts of a dry run; null for other tasks.")]
     effect: Annotated[PolicyEffect | None, Meta(description="The counts of a policy's dry run; null for other tasks.")]
-    removal: Annotated[
-        RemovalNumber | None, Meta(description="The deletion that the task made; null if it cannot be undone.")
+    change_number: Annotated[
+        ChangeNumber | None, Meta(description="The change that the task made; null if it cannot be undone.")
     ]
     refused: Annotated[
         list[RefusedJobs] | None, Meta(description="Jobs that an undo did not put back; null for other tasks.")

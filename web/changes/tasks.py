@@ -85,7 +85,7 @@ class Task:
     message         reason why the task ended early, or the jobs that it skipped; otherwise empty.
     back            a function that returns the address of the task's subject; None if there is no such page.
     is_listed       whether the task is in the list of tasks; a task that a page starts by itself is not.
-    removal         the deletion that the task has made, if it can be undone; see changes.removals.
+    change_number   number of the change that the task has made, if it can be undone; see changes.saved_changes.
     pace            yields to the event loop; `checkpoint` also ends the task.
     """
 
@@ -114,7 +114,7 @@ class Task:
         self.back: Callable[[], str] | None = None
         self.is_listed: bool = True
         self.details: Callable[[], Mapping[str, object]] = dict
-        self.removal: int | None = None
+        self.change_number: int | None = None
         self.is_cancelled: bool = False
         self._has_ended: Event = Event()
         self.pace: Pace = Pace()

@@ -19,11 +19,12 @@ from werkzeug.exceptions import Conflict, Forbidden
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, READY, STATE_NAMES
-from greenstalk_server.core.operations import editing, kicking
+from greenstalk_server.core.operations import editing
 from greenstalk_server.core.tube_names import to_regex
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.operations import to_nanoseconds
+from greenstalk_server.web.changes.operations import kick_slice, to_nanoseconds
+from greenstalk_server.web.changes.saved_changes import Recording, SavedChanges
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
@@ -195,8 +196,16 @@ class TubeChanges:
     """
 
     def __init__(
-        self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, saved: SavedData, tasks: Tasks
+        self,
+        broker: Broker,
+        clock: Clock,
+        commit: Callable[[], bool],
+        audit: Audit,
+        saved: SavedData,
+        tasks: Tasks,
+        saved_changes: SavedChanges,
     ) -> None:
+        self._saved_changes: SavedChanges = saved_changes
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
@@ -280,18 +289,21 @@ class TubeChanges:
         details |= plan.change.audit_details()
         self._audit.note("tubes/run", **details, counted=len(plan.tubes))
         changed = _Changed()
+        recording = self._saved_changes.record_change(task.title, plan.jobs)
         try:
-            self._change(task, plan, changed)
+            self._change(task, plan, changed, recording)
             self._commit_or_fail(task)
         except TaskCancelled:
             self._commit()
             raise
         finally:
+            task.change_number = recording.close()
+            task.message = f"{task.message} {recording.outcome}".strip()
             counts = {"tubes": changed.tubes} | ({"jobs": changed.jobs} if plan.change.key == KICK else {})
             self._audit.note("tubes/end", **details, **counts)
             self._saved.save()
 
-    def _change(self, task: Task, plan: TubePlan, changed: _Changed) -> None:
+    def _change(self, task: Task, plan: TubePlan, changed: _Changed, recording: Recording) -> None:
         uncommitted = 0
         task.total, task.scanned, task.matched = len(plan.tubes), 0, len(plan.tubes)
         for name, jobs in plan.tubes.items():
@@ -303,13 +315,15 @@ class TubeChanges:
                 continue
             if (error := self._broker.journal.write_error) is not None:
                 raise TaskFailed(f"The journal cannot be written: {error}. {text.number(task.done)} {task.verb}.")
-            for count in self._apply(task, plan.change, tube, jobs, changed):
+            for count in self._apply(task, plan.change, tube, jobs, changed, recording):
                 task.done += count
                 changed.jobs += count
                 uncommitted += count
                 if uncommitted >= COMMIT_BATCH:
                     self._commit_or_fail(task)
                     uncommitted = 0
+                if recording.is_full and (why := recording.flush()):
+                    raise TaskFailed(f"The change has stopped. {why} {text.number(task.done)} {task.verb} before that.")
             changed.tubes += 1
         if task.skipped:
             task.message = f"{text.counted(task.skipped, 'tube')} skipped: deleted since, or you may not operate them."
@@ -319,11 +333,13 @@ class TubeChanges:
             )
         task.message = task.message.strip()
 
-    def _apply(self, task: Task, change: TubeChange, tube: Tube, jobs: int, changed: _Changed) -> Iterator[int]:
+    def _apply(
+        self, task: Task, change: TubeChange, tube: Tube, jobs: int, changed: _Changed, recording: Recording
+    ) -> Iterator[int]:
         """Change *tube*; yield the numbers of tubes paused or resumed, or of jobs kicked. May switch."""
         if change.key == KICK:
             while jobs and self._broker.tubes.get(tube.name) is tube:
-                kicked = kicking.kick(self._broker, tube, change.state, jobs, self._clock())
+                kicked = kick_slice(self._broker, tube, change.state, jobs, recording, self._clock())
                 if not kicked:
                     return
                 jobs -= kicked

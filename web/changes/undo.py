@@ -1,14 +1,15 @@
-"""Undo: a task that puts deleted jobs back, with their ids, priorities, delays, tags and states.
+"""Undo: a task that puts the jobs of a saved change back, as they were before the change.
 
-A job that cannot come back is counted with the reason, and the others do. A removal is undone once. An undo that was
-cancelled, that had no room, or that a crash ended, can be continued: the position is in memory, and is saved after each
-megabyte, once its jobs are durable. So after a crash in between, jobs of one megabyte may come back although a worker
-has finished them since.
+A deleted job returns with its id; a changed job gets its former fields and its history back, if it is still as the
+change left it. A job that cannot be put back is counted with the reason, and the others are. A change is undone once.
+An undo that was cancelled, that had no room, or that a crash ended, can be continued: the position is in memory, and is
+saved after each megabyte, once its jobs are durable. So after a crash in between, deleted jobs of one megabyte may come
+back although a worker has finished them since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Annotated, Final
 
@@ -18,25 +19,31 @@ from werkzeug.exceptions import Conflict, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
-from greenstalk_server.core.operations.undoing import undelete
+from greenstalk_server.core.operations.undoing import revert, undelete
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.removals import Removal, Removals
+from greenstalk_server.web.changes.saved_changes import SavedChange, SavedChanges, SavedPart
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskFailed, Tasks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.api.values import Count, JobId, ResponseModel
+from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies, never_wants_body
 from greenstalk_server.web.store.audit import Audit
 
 SAMPLE_SIZE: Final = 10
 """Job ids shown for each reason."""
 
+_DAMAGED: Final = "the stored jobs are damaged"
 _FORBIDDEN: Final = "you may not operate their tubes"
+_UNREADABLE: Final = "the body cannot be read back from the disk"
 
 _REASONS: Final = {
     Refusal.ID_TAKEN: "a job with the id exists",
     Refusal.KEY_TAKEN: "another job has the idempotency key or the unique body",
     Refusal.TUBE_FULL: "the tube is at the cap of its policy",
     Refusal.MEMORY: "jobs use all the memory that the server allows for them (--memory-limit)",
+    Refusal.DELETED: "the job has been deleted since",
+    Refusal.RESERVED: "a worker holds the job",
+    Refusal.CHANGED: "the job has been reserved or changed since",
 }
 """The reason for each refusal. All others are limits of the server."""
 
@@ -44,7 +51,7 @@ _LIMITED: Final = "a limit of the server is reached"
 
 
 class RefusedJobs(ResponseModel):
-    """Deleted jobs that did not come back."""
+    """Jobs that were not put back."""
 
     reason: str
     jobs: Count
@@ -52,17 +59,17 @@ class RefusedJobs(ResponseModel):
 
 
 class UndoTask:
-    """The undo of *removal*.
+    """The undo of *change*.
 
-    refused     jobs that did not come back, by reason.
+    refused     jobs that were not put back, by reason.
     """
 
-    def __init__(self, removal: Removal) -> None:
-        self.removal: Removal = removal
+    def __init__(self, change: SavedChange) -> None:
+        self.change: SavedChange = change
         self.refused: dict[str, RefusedJobs] = {}
 
     def refuse(self, id: int, reason: str) -> None:
-        """Count a job that does not come back."""
+        """Count a job that is not put back."""
         found = self.refused.setdefault(reason, RefusedJobs(reason=reason, jobs=0, sample=[]))
         found.jobs += 1
         if len(found.sample) < SAMPLE_SIZE:
@@ -70,18 +77,18 @@ class UndoTask:
 
     @property
     def message(self) -> str:
-        """The jobs that did not come back, in words."""
+        """The jobs that were not put back, in words."""
         return " ".join(
             [
-                f"{text.counted(one.jobs, 'job')} did not come back, because {one.reason}:"
-                f" {', '.join(map(str, one.sample))}{' …' if one.jobs > len(one.sample) else ''}."
+                f"{text.counted(one.jobs, 'job')} {'was' if one.jobs == 1 else 'were'} not put back, because"
+                f" {one.reason}: {', '.join(map(str, one.sample))}{' …' if one.jobs > len(one.sample) else ''}."
                 for one in self.refused.values()
             ]
         )
 
 
 class Undo:
-    """Puts the jobs of removals back.
+    """Puts the jobs of saved changes back.
 
     *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
     """
@@ -93,59 +100,60 @@ class Undo:
         commit: Callable[[], bool],
         audit: Audit,
         tasks: Tasks,
-        removals: Removals,
+        saved_changes: SavedChanges,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
         self._audit: Audit = audit
         self._tasks: Tasks = tasks
-        self._removals: Removals = removals
+        self._saved_changes: SavedChanges = saved_changes
 
     def start(self, number: int) -> Task:
-        """Start to put the jobs of the removal *number* back. Does not switch.
+        """Start to undo the change *number*. Does not switch.
 
-        Raise NotFound without such a removal, and Conflict if it is undone already, or still running.
+        Raise NotFound without such a change, and Conflict if it is undone already, or still running.
         """
-        removal = self._removals.find(number)
-        if removal is None:
+        change = self._saved_changes.find(number)
+        if change is None:
             raise NotFound(
-                "There is no such deletion. Deleted jobs are kept for a day, or until later deletions need their space."
+                "There is no such change. A change is kept for a day, or until later changes need its space."
                 " Nothing was changed."
             )
-        if removal.undone_at:
-            raise Conflict("This deletion has been undone already. Nothing was changed.")
-        if removal.is_open:
-            raise Conflict("This deletion, or its undo, is still running. Wait for its end. Nothing was changed.")
+        if change.undone_at:
+            raise Conflict("This change has been undone already. Nothing was changed.")
+        if change.is_open:
+            raise Conflict("This change, or its undo, is still running. Wait for its end. Nothing was changed.")
         if self._broker.is_draining:
-            raise ServiceUnavailable("The server is draining and accepts no jobs. Nothing was changed.")
-        subject = UndoTask(removal)
+            raise ServiceUnavailable("The server is draining and undoes no changes. Nothing was changed.")
+        subject = UndoTask(change)
+        by = f" by {change.by}" if change.by else ""
         task = self._tasks.start(
-            f"Undo: {removal.title}",
+            f"Undo: {change.title}",
             subject,
             lambda task: self._work(task, subject),
             details=lambda: {"refused": list(subject.refused.values())},
             back=lambda: url_for("overview"),
             verb="put back",
-            facts=(Fact("Deleted", f"{text.counted(removal.jobs, 'job')}{' by ' * bool(removal.by)}{removal.by}"),),
+            facts=(Fact("Deleted" if change.is_deletion else "Changed", f"{text.counted(change.jobs, 'job')}{by}"),),
         )
-        removal.is_open = True
+        change.is_open = True
         return task
 
     def _work(self, task: Task, subject: UndoTask) -> None:
         """Put the jobs back, and write the audit entries. Switches."""
-        removal = subject.removal
-        task.total = task.matched = removal.jobs
-        details: dict[str, str | int] = {"task": task.id, "removal": removal.number, "title": removal.title}
+        change = subject.change
+        task.total = task.matched = change.jobs
+        details: dict[str, str | int] = {"task": task.id, "change": change.number, "title": change.title}
         self._audit.note("undo/run", **details)
         try:
-            while removal.next_part < removal.parts:
+            while change.next_part < change.parts:
                 self._put_back(task, subject)
-            self._removals.finish(removal)
+            self._saved_changes.finish(change)
         except OSError as error:
-            raise TaskFailed(f"The deleted jobs cannot be read or updated: {error}. Start the undo again.") from error
+            raise TaskFailed(f"The saved jobs cannot be read or updated: {error}. Start the undo again.") from error
         finally:
-            removal.is_open = False
+            change.is_open = False
             task.message = subject.message
             task.skipped = sum([one.jobs for one in subject.refused.values()])
             self._audit.note("undo/end", **details, jobs=task.done, refused=task.skipped)
@@ -155,36 +163,75 @@ class Undo:
 
         A cancelled undo ends after these parts: it could not tell later which of their jobs workers have finished.
         """
-        removal = subject.removal
+        change = subject.change
         task.checkpoint()
-        for saved in self._removals.read(removal, removal.next_part):
-            if saved.damage:
-                subject.refuse(0, f"the stored jobs are damaged ({saved.damage})")
-            for job in saved.jobs[removal.next_job :]:
-                reason = self._undelete(task, removal, job)
-                removal.next_job += 1
-                task.done += not reason
-                task.scanned += 1
-                if reason:
-                    subject.refuse(job.id, reason)
-                task.pace.yield_if_due()
-            removal.next_part, removal.next_job = removal.next_part + 1, 0
-        self._save(removal)
+        if self._broker.is_draining:
+            raise TaskFailed("The server is draining. Start the undo again for the rest.")
+        for part in self._saved_changes.read(change, change.next_part):
+            if part.damage:
+                subject.refuse(0, f"{_DAMAGED} ({part.damage})")
+            try:
+                for id, reason in self._undo_part(task, part, change):
+                    change.next_job += 1
+                    task.done += not reason
+                    task.scanned += 1
+                    if reason:
+                        subject.refuse(id, reason)
+            except TaskFailed:
+                with suppress(OSError, TaskFailed):  # the position is in memory
+                    self._save(change)
+                raise
+            change.next_part, change.next_job = change.next_part + 1, 0
+        self._save(change)
 
-    def _save(self, removal: Removal) -> None:
+    def _save(self, change: SavedChange) -> None:
         """Save the position, once the jobs are durable. Switches."""
         if not self._commit():
             raise TaskFailed("The disk does not keep up: the last jobs may not survive a crash.")
-        self._removals.save(removal)
+        self._saved_changes.save(change)
 
-    def _undelete(self, task: Task, removal: Removal, job: Job) -> str:
-        """Put *job* of *removal* back; return the reason why it stays deleted, or an empty text. May switch."""
-        if not task.who.operates(job.tube.name):
-            return _FORBIDDEN
-        refusal = undelete(self._broker, job, self._clock())
+    def _undo_part(self, task: Task, part: SavedPart, change: SavedChange) -> Iterator[tuple[int, str]]:
+        """Put the next jobs of *part* back; yield each id, and the reason if the job is not put back. Switches."""
+        jobs = part.before[change.next_job :]
+        if change.is_deletion:
+            return self._undelete(task, jobs)
+        return self._revert(task, jobs, part.after, change.has_bodies)
+
+    def _undelete(self, task: Task, jobs: list[Job]) -> Iterator[tuple[int, str]]:
+        """Put the deleted *jobs* back; yield each id, and the reason if the job stays deleted. Switches."""
+        for job in jobs:
+            is_allowed = task.who.operates(job.tube.name)
+            yield job.id, self._reason(undelete(self._broker, job, self._clock())) if is_allowed else _FORBIDDEN
+            task.pace.yield_if_due()
+
+    def _revert(
+        self, task: Task, jobs: list[Job], results: dict[int, Job], has_bodies: bool
+    ) -> Iterator[tuple[int, str]]:
+        """Make the changed *jobs* as they were again; yield each id, and the reason if a job stays changed. Switches.
+
+        *results* has the jobs after the change. If *has_bodies*, *jobs* have the former bodies; otherwise the jobs keep
+        their present ones.
+        """
+        before = {job.id: job for job in jobs}
+        wants_body = never_wants_body if has_bodies else (lambda job: task.who.operates(job.tube.name))
+        for id, job, body in iter_with_bodies(self._broker, before, wants_body, task.pace.yield_if_due):
+            former, after = before[id], results.get(id)
+            if after is None:
+                yield id, _DAMAGED
+                continue
+            if not (task.who.operates(former.tube.name) and task.who.operates(after.tube.name)):
+                yield id, _FORBIDDEN
+                continue
+            if has_bodies:
+                body = former.body  # noqa: PLW2901  the body before the change
+            if job is not None and body is None:
+                yield id, _UNREADABLE
+            else:
+                yield id, self._reason(revert(self._broker, former, after, body or b"", self._clock()))
+
+    def _reason(self, refusal: int) -> str:
+        """Return the reason in words; empty if *refusal* is 0. Raise TaskFailed if the journal refuses the job."""
         if refusal == Refusal.JOURNAL:
             error = self._broker.journal.write_error or "the disk has no room"
-            with suppress(OSError):  # the position is in memory
-                self._save(removal)
             raise TaskFailed(f"The journal cannot store the jobs: {error}. Start the undo again for the rest.")
         return _REASONS.get(refusal, _LIMITED) if refusal else ""

@@ -49,10 +49,14 @@ _NOTICES: Final[dict[str, Callable[[int], str]]] = {
         f"{text.counted(n, 'job')} deleted. The clear stopped, because no more deleted jobs can be stored for an undo."
         " Clear again for the rest."
     ),
+    "kicked-stopped": lambda n: (
+        f"{text.counted(n, 'job')} retried. The retry stopped, because no more changed jobs can be stored for an undo."
+        " Retry again for the rest."
+    ),
 }
 
 NO_UNDO: Final = "none"
-"""Value of the parameter `undo` after a deletion that cannot be undone; otherwise the number of the deletion."""
+"""Value of the parameter `undo` after a change that cannot be undone; otherwise the number of the change."""
 
 NOT_DURABLE: Final = "The change is not on disk yet: the journal cannot be written, and a crash would undo the change."
 
@@ -63,13 +67,13 @@ class Notice:
 
     job_id      the job to link to, or empty.
     warning     empty if the change is durable.
-    removal     number of the deletion that the page offers to undo, or empty.
+    change      number of the change that the page offers to undo, or empty.
     """
 
     text: str
     job_id: str
     warning: str
-    removal: str = ""
+    change: str = ""
 
 
 def notice(fields: Fields) -> Notice | None:
@@ -78,12 +82,12 @@ def notice(fields: Fields) -> Notice | None:
     if not (given.isascii() and given.isdigit() and len(given) <= 20 and int(given) <= MAX_ID):
         return None
     undo = fields.get("undo", "")
-    removal = undo if undo.isascii() and undo.isdigit() and len(undo) <= 20 else ""
+    change = undo if undo.isascii() and undo.isdigit() and len(undo) <= 20 else ""
     end = " This cannot be undone." if undo == NO_UNDO else ""
     warning = NOT_DURABLE if fields.get("late") == "1" else ""
     if code in _JOB_NOTICES:
         said = _JOB_NOTICES[code].format(given) + end
-        return Notice(said, "" if code == "deleted-job" else given, warning, removal)
+        return Notice(said, "" if code == "deleted-job" else given, warning, change)
     if code in _NOTICES:
-        return Notice(_NOTICES[code](int(given)) + end, "", warning, removal)
+        return Notice(_NOTICES[code](int(given)) + end, "", warning, change)
     return None

@@ -84,9 +84,12 @@ def test_kick(queue: Queue, program: Program) -> None:
         finishing.bury_job(queue.broker, id, queue.now)
     queue.put("mail", delay=60, count=3)
     result = program.do("POST", "/tube/kick", {"count": 100}, tube="mail")
-    assert result == {"tube": "mail", "state": "buried", "jobs": 100, "left": 600}
+    number = result.pop("change_number")
+    assert result == {"tube": "mail", "state": "buried", "jobs": 100, "left": 600, "problem": ""}
+    assert [one["number"] for one in program.do("GET", "/changes")["changes"]] == [number]
     assert program.do("POST", "/tube/kick", {"state": "delayed"}, tube="mail")["jobs"] == 3
-    assert program.do("POST", "/tube/kick", tube="mail") == {"tube": "mail", "state": "buried", "jobs": 600, "left": 0}
+    rest = program.do("POST", "/tube/kick", tube="mail")
+    assert (rest["state"], rest["jobs"], rest["left"]) == ("buried", 600, 0)
     assert queue.broker.tubes[b"mail"].ready.count == 703
     invariants.check(queue.broker)
 
@@ -95,9 +98,9 @@ def test_clear(queue: Queue, program: Program) -> None:
     queue.put("mail", count=700)
     queue.put("mail", delay=60, count=3)
     result = program.do("POST", "/tube/clear", {"state": "ready"}, tube="mail")
-    removal = result.pop("removal")
+    number = result.pop("change_number")
     assert result == {"tube": "mail", "state": "ready", "jobs": 700, "left": 0, "problem": ""}
-    assert [one["number"] for one in program.do("GET", "/removals")["removals"]] == [removal]
+    assert [one["number"] for one in program.do("GET", "/changes")["changes"]] == [number]
     problem(program.ask("POST", "/tube/clear?tube=mail", json={"state": "reserved"}), 400, "state")
     problem(program.ask("POST", "/tube/clear?tube=mail", json={}), 400, "state")
     assert queue.broker.tubes[b"mail"].delayed.count == 3
@@ -112,7 +115,12 @@ def test_flush_frees_idempotency_keys(queue: Queue, program: Program) -> None:
     connecting.watch(queue.broker, client, b"mail")
     assert finishing.delete(queue.broker, client, 1, queue.now)
     assert program.do("POST", "/jobs", job, 201) == {"id": 1, "tube": "mail", "state": None, "is_duplicate": True}
-    assert program.do("POST", "/tube/flush", tube="mail") == {"tube": "mail", "jobs": 0, "removal": None, "problem": ""}
+    assert program.do("POST", "/tube/flush", tube="mail") == {
+        "tube": "mail",
+        "jobs": 0,
+        "change_number": None,
+        "problem": "",
+    }
     assert program.do("POST", "/jobs", job, 201)["id"] == 3
 
 

@@ -17,6 +17,7 @@ from greenstalk_server.core.jobs.job import DELAYED, READY
 from greenstalk_server.core.jobs.job import Job as CoreJob
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import Added, Changes, Operations, Put, to_nanoseconds
+from greenstalk_server.web.changes.saved_changes import Recording
 from greenstalk_server.web.features.jobs.api.job_bodies import body_in
 from greenstalk_server.web.features.jobs.api.job_fields import FieldPaths, parse_fields
 from greenstalk_server.web.features.jobs.api.job_tags import TagsRequest, tags_in
@@ -328,26 +329,24 @@ class JobsEndpoints:
         job, old = self._find_with_body(id)
         changes = self._changes(job, old, body)
         if changes.names():
-            self._operations.edit_job(job, old, changes, body.force)
+            return self._model_when_durable(id, self._operations.edit_job(job, old, changes, body.force))
         return self._model_when_durable(id)
 
     @endpoint("DELETE", "/jobs/{id}", role=OPERATOR, status=204, errors=STATE_CONFLICT)
     def delete_job(self, id: JobId, query: ForceRequest) -> None:
-        """Delete a job. `GET /removals` lists the deletions of the last day, which can be undone."""
-        self._operations.delete_job(lambda: self._find(id), lambda _: query.force)
+        """Delete a job. `GET /changes` lists the changes of the last day, which can be undone."""
+        self._operations.delete_job(lambda: self._find(id), lambda _: query.force).close()
         wait_until_durable(self._commit)
 
     @endpoint("POST", "/jobs/{id}/kick", role=OPERATOR, errors=STATE_CONFLICT)
     def kick_job(self, id: JobId) -> JobWithEvents:
         """Kick a buried or delayed job, so that it becomes ready."""
-        self._operations.kick_job(self._find(id))
-        return self._model_when_durable(id)
+        return self._model_when_durable(id, self._operations.kick_job(self._find(id)))
 
     @endpoint("POST", "/jobs/{id}/bury", role=OPERATOR, errors=STATE_CONFLICT)
     def bury_job(self, id: JobId, body: ForceRequest = NOT_FORCED) -> JobWithEvents:
         """Bury a job. It stays buried until it is kicked."""
-        self._operations.bury_job(self._find(id), body.force)
-        return self._model_when_durable(id)
+        return self._model_when_durable(id, self._operations.bury_job(self._find(id), body.force))
 
     @endpoint("POST", "/jobs/{id}/release", role=OPERATOR, errors=STATE_CONFLICT)
     def release_job(self, id: JobId, body: ForceRequest = NOT_FORCED) -> JobWithEvents:
@@ -366,14 +365,13 @@ class JobsEndpoints:
 
         It is ready there as a new job: its attempts and its age restart.
         """
-        self._operations.redrive_job(self._find(id))
-        return self._model_when_durable(id)
+        return self._model_when_durable(id, self._operations.redrive_job(self._find(id)))
 
     @endpoint("POST", "/jobs/{id}/move", role=OPERATOR, errors=STATE_CONFLICT | NO_ROOM)
     def move_job(self, id: JobId, body: MoveJobRequest) -> JobWithEvents:
         """Move a job to another tube. Its state stays."""
-        self._operations.move_job(*self._find_with_body(id), body.tube.encode(), body.force)
-        return self._model_when_durable(id)
+        job, job_body = self._find_with_body(id)
+        return self._model_when_durable(id, self._operations.move_job(job, job_body, body.tube.encode(), body.force))
 
     @endpoint("POST", "/jobs/{id}/copy", role=OPERATOR, status=201, errors=NO_JOB | NO_ROOM)
     def copy_job(self, id: JobId, body: CopyJobRequest = DEFAULT_COPY) -> JobPut:
@@ -408,9 +406,13 @@ class JobsEndpoints:
         body = load_bodies(self._broker, (job,)).get(job.id) if shows_body(job) else None
         return job_with_events(job, self._clock(), body)
 
-    def _model_when_durable(self, id: int) -> JobWithEvents:
-        """Return the job *id* as it is now, but only once its change is durable. Switches."""
-        response = self._job_with_events(self._find(id))
+    def _model_when_durable(self, id: int, recording: Recording | None = None) -> JobWithEvents:
+        """Return the job *id* as it is now, but only once its change and the *recording* are durable. Switches."""
+        try:
+            response = self._job_with_events(self._find(id))
+        finally:
+            if recording is not None:
+                recording.close()
         wait_until_durable(self._commit)
         return response
 

@@ -20,7 +20,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changes, Deleted, Operations, Put
+from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changed, Operations, Put
+from greenstalk_server.web.changes.saved_changes import Recording
 from greenstalk_server.web.features.jobs.pages.details import reservation
 from greenstalk_server.web.features.jobs.pages.edit import edit_page, read_changes, submitted_form, version
 from greenstalk_server.web.framework import fields, text
@@ -135,10 +136,7 @@ class Actions:
             raise BadRequest(f"“confirm” must be the tube's name, “{name}”, to delete its jobs. Nothing was deleted.")
         bound = count_jobs(tube, state)
         cleared = self._operations.clear(tube, state)
-        notice, number = _bulk_notice("cleared", cleared.jobs, tube, state, bound)
-        if cleared.stopped:
-            notice = "cleared-stopped"
-        return self._to_tube(tube.name, STATE_NAMES[state], notice, number, cleared)
+        return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
 
     @open_to(OPERATOR)
     def tube_put(self) -> Response:
@@ -163,17 +161,15 @@ class Actions:
 
     @open_to(OPERATOR)
     def job_kick(self) -> Response:
-        """`id`: kick the job."""
+        """`id`: kick the job. May switch."""
         job = self._job()
-        self._operations.kick_job(job)
-        return self._to_job(job, "kicked-job")
+        return self._to_job(job, "kicked-job", self._operations.kick_job(job))
 
     @open_to(OPERATOR)
     def job_bury(self) -> Response:
-        """`id`, and `confirm` if the job is reserved: bury the job."""
+        """`id`, and `confirm` if the job is reserved: bury the job. May switch."""
         job = self._job()
-        self._operations.bury_job(job, self._is_forced(job, "buried"))
-        return self._to_job(job, "buried-job")
+        return self._to_job(job, "buried-job", self._operations.bury_job(job, self._is_forced(job, "buried")))
 
     @open_to(OPERATOR)
     def job_release(self) -> Response:
@@ -187,8 +183,8 @@ class Actions:
         """`id`, and `confirm` if the job is reserved: delete the job. May switch."""
         job = self._job()
         name, state = job.tube.name, STATE_NAMES[job.state]
-        deleted = self._operations.delete_job(self._job, lambda found: self._is_forced(found, "deleted"))
-        return self._to_tube(name, state, "deleted-job", job.id, deleted)
+        recording = self._operations.delete_job(self._job, lambda found: self._is_forced(found, "deleted"))
+        return self._to_tube(name, state, "deleted-job", job.id, Changed.of(1, recording))
 
     @open_to(OPERATOR)
     def job_move(self) -> Response:
@@ -197,8 +193,7 @@ class Actions:
         name = fields.tube_name(request.form)
         # A move to the job's own tube is refused even if confirmed, so report that error first.
         is_forced = name != job.tube.name and self._is_forced(job, "moved")
-        self._operations.move_job(job, body, name, is_forced)
-        return self._to_job(job, "moved-job")
+        return self._to_job(job, "moved-job", self._operations.move_job(job, body, name, is_forced))
 
     @open_to(OPERATOR)
     def job_edit(self) -> Response:
@@ -208,10 +203,10 @@ class Actions:
         """
         job, body = load_job_with_body(self._broker, self._job)
         try:
-            changes = self._changes(job, body)
+            recording = self._edit(job, body)
         except (BadRequest, Conflict) as error:
             return make_response(self._refused_form(job, body, error), error.code)
-        return self._to_job(job, "edited-job" if changes.names() else "unchanged-job")
+        return self._to_job(job, "edited-job" if recording is not None else "unchanged-job", recording)
 
     @open_to(OPERATOR)
     def job_copy(self) -> Response:
@@ -222,10 +217,9 @@ class Actions:
 
     @open_to(OPERATOR)
     def job_redrive(self) -> Response:
-        """`id`: move the dead-lettered job back to the tube that it came from."""
+        """`id`: move the dead-lettered job back to the tube that it came from. May switch."""
         job = self._job()
-        self._operations.redrive_job(job)
-        return self._to_job(job, "redriven-job")
+        return self._to_job(job, "redriven-job", self._operations.redrive_job(job))
 
     # Connections
 
@@ -248,17 +242,17 @@ class Actions:
     def _job(self) -> Job:
         return find_job(self._broker, request.form)
 
-    def _changes(self, job: Job, body: bytes) -> Changes:
-        """Apply the changes in the form and return them; raise BadRequest or Conflict if they are refused."""
+    def _edit(self, job: Job, body: bytes) -> Recording | None:
+        """Apply the changes in the form; return None if it has none. Raise BadRequest or Conflict if it is refused."""
         form, sees_bodies = request.form, principal().sees_bodies
         if form.get("version") != version(job, body, sees_bodies):
             raise Conflict(
                 f"Job {job.id} has changed since you opened the form, or was reserved. Compare with its current values."
             )
         changes = read_changes(form, job, body, self._broker.max_job_size, sees_bodies)
-        if changes.names():
-            self._operations.edit_job(job, body, changes, self._is_forced(job, "changed"))
-        return changes
+        if not changes.names():
+            return None
+        return self._operations.edit_job(job, body, changes, self._is_forced(job, "changed"))
 
     def _refused_form(self, job: Job, body: bytes, error: HTTPException) -> str:
         return edit_page(
@@ -281,17 +275,20 @@ class Actions:
             " reservation times out, or tick the box to make the change now, although a worker may be processing it."
         )
 
-    def _to_tube(self, name: bytes, state: str, notice: str, number: int, deleted: Deleted | None = None) -> Response:
+    def _to_tube(self, name: bytes, state: str, notice: str, number: int, changed: Changed | None = None) -> Response:
         """Redirect to the tube's page, or to the overview if the tube no longer exists. May switch.
 
-        The notice offers to undo *deleted*, or says that this is not possible.
+        The notice offers to undo the change of jobs, or says that this is not possible.
         """
-        undo = {} if deleted is None or not deleted.jobs else {"undo": str(deleted.removal or NO_UNDO)}
-        return self._tube_or_overview(name, ({"state": state} if state else {}) | self._query(notice, number) | undo)
+        query = self._query(notice, number, changed)
+        return self._tube_or_overview(name, ({"state": state} if state else {}) | query)
 
-    def _to_job(self, job: Job, notice: str) -> Response:
-        """Redirect to the job's page, or to its tube's if the job has been deleted meanwhile. May switch."""
-        query = self._query(notice, job.id)
+    def _to_job(self, job: Job, notice: str, recording: Recording | None = None) -> Response:
+        """Redirect to the job's page, or to its tube's if the job has been deleted meanwhile. May switch.
+
+        The notice offers to undo the change of *recording*, or says that this is not possible.
+        """
+        query = self._query(notice, job.id, Changed.of(1, recording) if recording is not None else None)
         if job.id in self._broker.jobs and principal().sees(job.tube.name):
             return _redirect("job", {"id": str(job.id)} | query)
         return self._tube_or_overview(job.tube.name, query)
@@ -302,15 +299,18 @@ class Actions:
             return _redirect("tube", {"tube": name.decode()} | query)
         return _redirect("overview", query)
 
-    def _query(self, notice: str, number: int) -> dict[str, str]:
+    def _query(self, notice: str, number: int, changed: Changed | None = None) -> dict[str, str]:
+        """Return the query of the notice, once all changes are durable. May switch."""
         is_late = not self._commit()
-        return {"notice": notice, "n": str(number)} | ({"late": "1"} if is_late else {})
+        undo = {} if changed is None or not changed.jobs else {"undo": str(changed.change_number or NO_UNDO)}
+        return {"notice": notice, "n": str(number)} | undo | ({"late": "1"} if is_late else {})
 
 
 def _redirect(endpoint: str, query: Mapping[str, str]) -> Response:
     return redirect(f"{url_for(endpoint)}?{urlencode(query)}", 303)
 
 
-def _bulk_notice(done: str, number: int, tube: Tube, state: int, bound: int) -> tuple[str, int]:
-    is_part = number < bound and count_jobs(tube, state) > 0
-    return f"{done}-part" if is_part else done, number
+def _bulk_notice(done: str, changed: Changed, tube: Tube, state: int, bound: int) -> tuple[str, int, Changed]:
+    is_part = changed.jobs < bound and count_jobs(tube, state) > 0
+    end = "-stopped" if changed.is_stopped else "-part" if is_part else ""
+    return f"{done}{end}", changed.jobs, changed

@@ -16,8 +16,8 @@ from greenstalk_server.core.tubes.tube import Tube as CoreTube
 from greenstalk_server.protocol.extended_stats import TubeExtension, tube_extension
 from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Operations
-from greenstalk_server.web.changes.removals import RemovalNumber
+from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changed, Operations
+from greenstalk_server.web.changes.saved_changes import ChangeNumber
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.rings import SPANS
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
@@ -233,6 +233,16 @@ class ClearTubeRequest(RequestModel):
     state: Literal["ready", "delayed", "buried"]
 
 
+SavedChangeNumber = Annotated[ChangeNumber | None, Meta(description="The change; null if it cannot be undone.")]
+ChangeProblem = Annotated[
+    str,
+    Meta(
+        description="Why the change cannot be undone, or stopped early, and which jobs cannot be put back; empty if all"
+        " jobs were stored for an undo."
+    ),
+]
+
+
 class Outcome(ResponseModel):
     """The number of jobs of a tube that were kicked or deleted."""
 
@@ -242,20 +252,8 @@ class Outcome(ResponseModel):
     left: Annotated[
         Count, Meta(description="Jobs in that state now: new ones, or those not reached before the time limit.")
     ]
-
-
-DeletionNumber = Annotated[RemovalNumber | None, Meta(description="The deletion; null if it cannot be undone.")]
-DeletionProblem = Annotated[
-    str,
-    Meta(description="Why the deletion stopped, and which of its jobs cannot be put back; empty if all were stored."),
-]
-
-
-class Cleared(Outcome):
-    """The number of jobs of a tube that were deleted."""
-
-    removal: DeletionNumber
-    problem: DeletionProblem
+    change_number: SavedChangeNumber
+    problem: ChangeProblem
 
 
 class Flushed(ResponseModel):
@@ -263,8 +261,8 @@ class Flushed(ResponseModel):
 
     tube: TubeName
     jobs: Count
-    removal: DeletionNumber
-    problem: DeletionProblem
+    change_number: SavedChangeNumber
+    problem: ChangeProblem
 
 
 class HistoryRequest(RequestModel):
@@ -319,6 +317,19 @@ def series_model(history: History, name: bytes | None, query: HistoryRequest) ->
     if query.compare is not UNSET:
         found.before = history_json(history.columns(name, span, COMPARED[query.compare][1]))["series"]
     return found
+
+
+def _outcome(
+    query: TubeRequest, state: Literal["ready", "delayed", "buried"], changed: Changed, tube: CoreTube
+) -> Outcome:
+    return Outcome(
+        tube=query.tube,
+        state=state,
+        jobs=changed.jobs,
+        left=count_jobs(tube, STATES[state]),
+        change_number=changed.change_number,
+        problem=changed.problem,
+    )
 
 
 class _TubePlace(Struct, array_like=True):
@@ -432,43 +443,38 @@ class TubesEndpoints:
 
     @endpoint("POST", "/tube/kick", role=OPERATOR, errors=NO_TUBE)
     def kick_tube(self, query: TubeRequest, body: KickTubeRequest = DEFAULT_KICK) -> Outcome:
-        """Kick buried or delayed jobs of a tube, so that they become ready."""
+        """Kick buried or delayed jobs of a tube, so that they become ready.
+
+        `change_number` identifies the change for an undo.
+        """
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
         kicked = self._operations.kick(tube, state, count_jobs(tube, state) if body.count is None else body.count)
         wait_until_durable(self._commit)
-        return Outcome(tube=query.tube, state=body.state, jobs=kicked, left=count_jobs(tube, state))
+        return _outcome(query, body.state, kicked, tube)
 
     @endpoint("POST", "/tube/clear", role=OPERATOR, errors=NO_TUBE)
-    def clear_tube(self, query: TubeRequest, body: ClearTubeRequest) -> Cleared:
+    def clear_tube(self, query: TubeRequest, body: ClearTubeRequest) -> Outcome:
         """Delete all jobs of a tube that are in one state now.
 
-        `removal` identifies the deletion for an undo. Jobs put during the request stay. The deletion stops early if
-        the deleted jobs can no longer be stored; `left` then counts the rest.
+        `change_number` identifies the deletion for an undo. Jobs put during the request stay. The deletion stops early
+        if the deleted jobs can no longer be stored; `left` then counts the rest.
         """
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
         cleared = self._operations.clear(tube, state)
         wait_until_durable(self._commit)
-        left = count_jobs(tube, state)
-        return Cleared(
-            tube=query.tube,
-            state=body.state,
-            jobs=cleared.jobs,
-            left=left,
-            removal=cleared.removal,
-            problem=cleared.problem,
-        )
+        return _outcome(query, body.state, cleared, tube)
 
     @endpoint("POST", "/tube/flush", role=OPERATOR, errors=NO_TUBE)
     def flush_tube(self, query: TubeRequest) -> Flushed:
         """Delete all jobs that a tube has now, in every state, including those that clients hold.
 
-        `removal` identifies the deletion for an undo. Jobs that are put during the request are kept. The request ends
-        after 20 seconds, and early if the deleted jobs can no longer be stored. To delete the rest, repeat the request
-        until it returns 0 jobs.
+        `change_number` identifies the deletion for an undo. Jobs that are put during the request are kept. The request
+        ends after 20 seconds, and early if the deleted jobs can no longer be stored. To delete the rest, repeat the
+        request until it returns 0 jobs.
         """
         flushed = self._operations.flush(tube_of(self._broker, query.tube))
         wait_until_durable(self._commit)
-        return Flushed(tube=query.tube, jobs=flushed.jobs, removal=flushed.removal, problem=flushed.problem)
+        return Flushed(tube=query.tube, jobs=flushed.jobs, change_number=flushed.change_number, problem=flushed.problem)
 
     def _model_when_durable(self, tube: CoreTube) -> Tube:
         response = self.tube_model(tube, self._clock())

@@ -1,1 +1,0 @@
-"""The deletions of the last day, which can be undone."""

@@ -1,0 +1,1 @@
+"""The changes of the last day that can be undone."""
