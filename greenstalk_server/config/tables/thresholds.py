@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
 
@@ -29,6 +29,12 @@ _MINUTE: Final = 60 * SECOND
 _HOUR: Final = 3600 * SECOND
 _MAX_TIME: Final = 365 * 24 * _HOUR
 _MAX_COUNT: Final = 2**63 - 1
+
+Time: TypeAlias = int
+Count: TypeAlias = int
+Size: TypeAlias = int
+Share: TypeAlias = float
+"""The kinds of thresholds: each has one way of reading it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +64,27 @@ class Thresholds:
     standby_lag     time that the most recent standby is behind.
     """
 
-    no_consumers: int = 5 * _MINUTE
-    oldest_ready: int = 15 * _MINUTE
-    backlog_growth: int = 1000
-    buried: int = 1
-    buried_growth: int = 10
-    timeouts: int = 10
-    timeout_share: float = 0.05
-    failed_attempts: int = 100
-    failed_share: float = 0.5
-    dead_letters: int = 1
-    waiting_dead_letters: int = 1
-    held_job: int = _HOUR
-    held_back: int = 30 * _MINUTE
-    paused: int = _HOUR
-    limit_used: float = 0.9
-    limit_within: int = _HOUR
-    refused: int = 1
-    memory_used: float = 0.95
-    disk_free: int = 10**9
-    disk_within: int = 6 * _HOUR
-    standby_lag: int = 10 * SECOND
+    no_consumers: Time = 5 * _MINUTE
+    oldest_ready: Time = 15 * _MINUTE
+    backlog_growth: Count = 1000
+    buried: Count = 1
+    buried_growth: Count = 10
+    timeouts: Count = 10
+    timeout_share: Share = 0.05
+    failed_attempts: Count = 100
+    failed_share: Share = 0.5
+    dead_letters: Count = 1
+    waiting_dead_letters: Count = 1
+    held_job: Time = _HOUR
+    held_back: Time = 30 * _MINUTE
+    paused: Time = _HOUR
+    limit_used: Share = 0.9
+    limit_within: Time = _HOUR
+    refused: Count = 1
+    memory_used: Share = 0.95
+    disk_free: Size = 10**9
+    disk_within: Time = 6 * _HOUR
+    standby_lag: Time = 10 * SECOND
 
 
 DEFAULTS: Final = Thresholds()
@@ -101,33 +107,10 @@ _SIZE_KEY: Final = Key(
 )
 _SHARE_KEY: Final = Key(typed(Annotated[float, Meta(ge=0, le=1)]), "a number from 0 to 1")
 
-_TUBE_KEYS: Final[Mapping[str, Key]] = {
-    "no_consumers": _TIME_KEY,
-    "oldest_ready": _TIME_KEY,
-    "backlog_growth": _COUNT_KEY,
-    "buried": _COUNT_KEY,
-    "buried_growth": _COUNT_KEY,
-    "timeouts": _COUNT_KEY,
-    "timeout_share": _SHARE_KEY,
-    "failed_attempts": _COUNT_KEY,
-    "failed_share": _SHARE_KEY,
-    "dead_letters": _COUNT_KEY,
-    "waiting_dead_letters": _COUNT_KEY,
-    "held_job": _TIME_KEY,
-    "held_back": _TIME_KEY,
-    "paused": _TIME_KEY,
-    "limit_used": _SHARE_KEY,
-    "limit_within": _TIME_KEY,
-}
-_KEYS: Final[Mapping[str, Key]] = {
-    **_TUBE_KEYS,
-    "refused": _COUNT_KEY,
-    "memory_used": _SHARE_KEY,
-    "disk_free": _SIZE_KEY,
-    "disk_within": _TIME_KEY,
-    "standby_lag": _TIME_KEY,
-}
-assert [field.name for field in fields(Thresholds)] == list(_KEYS)
+_KINDS: Final = {"Time": _TIME_KEY, "Count": _COUNT_KEY, "Size": _SIZE_KEY, "Share": _SHARE_KEY}
+_KEYS: Final[Mapping[str, Key]] = {field.name: _KINDS[str(field.type)] for field in fields(Thresholds)}
+_OF_THE_SERVER: Final = {"refused", "memory_used", "disk_free", "disk_within", "standby_lag"}
+_TUBE_KEYS: Final[Mapping[str, Key]] = {name: key for name, key in _KEYS.items() if name not in _OF_THE_SERVER}
 
 _HINTS: Final = dict.fromkeys(_KEYS, "is a threshold of the server: write it below [attention]")
 
