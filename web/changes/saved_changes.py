@@ -426,15 +426,16 @@ class Recording:
             self._finish_part()
         if not self._finished:
             return
-        finished, self._finished, self._size = self._finished, [], 0
+        finished, size, self._finished, self._size = self._finished, self._size, [], 0
         jobs = sum([before.jobs for before, _ in finished])
         self._change.jobs += jobs
         try:
-            self._changes.add_parts(self._change, run_in_thread(_encoded, finished))
+            parts = run_in_thread(_encoded, finished) if size > PART_SIZE else _encoded(finished)
+            self._changes.add_parts(self._change, parts)
         except (OSError, TooLarge) as error:
             self._change.jobs -= jobs
-            size = text.rough_size(self._changes.limit)
-            why = f"the jobs have more than {size}" if isinstance(error, TooLarge) else str(error)
+            limit = text.rough_size(self._changes.limit)
+            why = f"the jobs have more than {limit}" if isinstance(error, TooLarge) else str(error)
             if isinstance(error, TooLarge) and not self._is_promised:
                 self.refusal = why
                 self._changes.drop(self._change)
