@@ -19,6 +19,8 @@ FILE_MODE: Final = 0o600
 MAX_PIECES: Final = 1024
 """Buffers that one pwritev takes (IOV_MAX)."""
 
+UNLIMITED_FILES: Final = 2**62
+
 
 class Files(Protocol):
     """The files of one directory, by name. Every method may block for a long time, except `list` and `read`.
@@ -44,6 +46,9 @@ class Files(Protocol):
 
     def free(self) -> int:
         """Return the free bytes of the disk."""
+
+    def free_files(self) -> int:
+        """Return how many files can be created, as far as that is limited by inodes; UNLIMITED_FILES if it is not."""
 
     def grow(self, handle: int, size: int) -> None:
         """Extend the file to *size* bytes, allocated on disk."""
@@ -105,6 +110,10 @@ class Directory:
     def free(self) -> int:
         disk = os.statvfs(self.path)
         return disk.f_bavail * disk.f_frsize
+
+    def free_files(self) -> int:
+        disk = os.statvfs(self.path)
+        return disk.f_favail if disk.f_files else UNLIMITED_FILES
 
     def grow(self, handle: int, size: int) -> None:
         os.posix_fallocate(handle, 0, size)

@@ -12,6 +12,7 @@ import time
 from itertools import takewhile
 from typing import Final
 
+from greenstalk_server.core.journal import DEFAULT_BINLOG_SIZE
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import Maintenance, create, no_space_error, remove
 from greenstalk_server.journal.files import Files
@@ -40,6 +41,12 @@ copying. Each file takes whole blocks and a rewrite needs a few files, so small 
 
 SEGMENTS_PER_DISK: Final = 8
 """Minimum number of segments that a disk holds; on a small disk segments are smaller than -s."""
+
+FILES_PER_SEGMENT: Final = 2
+"""Minimum inodes for each segment that a disk holds: compaction and rewrites leave segments that are not full.
+
+On a disk with few inodes segments are larger than -s, at most DEFAULT_BINLOG_SIZE.
+"""
 
 FULL_LOG_INTERVAL: Final = 10.0
 """Seconds without a refused allocation after which the log says that space is available."""
@@ -73,10 +80,16 @@ class Space:
         self._full_at: float | None = None
 
     def fitting_size(self) -> int:
-        """Return the size of a segment: -s, or less if the disk lacks room for SEGMENTS_PER_DISK; raise OSError."""
+        """Return the size of a segment: -s, or less if the disk lacks room for SEGMENTS_PER_DISK; raise OSError.
+
+        The size is more than -s if the disk lacks FILES_PER_SEGMENT inodes for each segment.
+        """
         self.known_free = self._files.free()
-        share = (self.known_free + self._log.finished_bytes) // SEGMENTS_PER_DISK
-        return min(self._log.max_size, max(MIN_SEGMENT, share // BLOCK * BLOCK))
+        room = self.known_free + self._log.finished_bytes
+        files = max(1, self._files.free_files() + len(self._log.segments))
+        most = max(MIN_SEGMENT, room // SEGMENTS_PER_DISK // BLOCK * BLOCK)
+        least = min(on_disk(FILES_PER_SEGMENT * room // files), DEFAULT_BINLOG_SIZE)
+        return min(max(self._log.max_size, least), most)
 
     def create_first(self, *, may_remove: bool) -> None:
         """Create the first segment, a smaller one if the disk is nearly full; raise OSError if none fits.

@@ -94,6 +94,7 @@ class Disk:
     calls       number of calls that change the disk, failed ones included.
     before      called with the name of each such call before it takes effect; may raise the error of the call.
     capacity    maximum bytes of all files together.
+    max_files   maximum number of files.
     block       bytes that a file takes at a time.
     """
 
@@ -102,6 +103,7 @@ class Disk:
         self.calls: int = 0
         self.before: Callable[[str], None] = no_fault
         self.capacity: int = UNLIMITED
+        self.max_files: int = UNLIMITED
         self.block: int = 1
         self.random: Random = seeded(0)
         self._names: dict[str, Inode] = {}
@@ -129,7 +131,7 @@ class Disk:
         self._change("create")
         if name in self._names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-        if self.used + self._allocated(size) > self.capacity:
+        if self.used + self._allocated(size) > self.capacity or self.free_files() <= 0:
             raise os_error(errno.ENOSPC, name)
         inode = Inode()
         inode.resize(size)
@@ -138,6 +140,9 @@ class Disk:
 
     def free(self) -> int:
         return self.capacity - self.used
+
+    def free_files(self) -> int:
+        return self.max_files - len({*self._names.values(), *self._handles.values()})
 
     def grow(self, handle: int, size: int) -> None:
         self._change("grow")

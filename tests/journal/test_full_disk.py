@@ -8,7 +8,7 @@ import pytest
 
 from greenstalk_server.core.operations import finishing, kicking, reserving
 from greenstalk_server.journal.segment import BLOCK
-from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
+from tests.journal.disk import UNLIMITED, Chance, Disk, Fault, no_fault, seeded
 from tests.journal.workload import Bench
 
 SEGMENT = 16384
@@ -27,10 +27,10 @@ def bench() -> Bench:
     return full_bench(BODY)
 
 
-def full_bench(size: int) -> Bench:
-    """Return a bench whose disk is full of jobs of *size* bytes."""
+def full_bench(size: int, inodes: int = UNLIMITED) -> Bench:
+    """Return a bench whose disk is full of jobs of *size* bytes, and has room for *inodes* files."""
     disk = Disk()
-    disk.capacity, disk.block = 30 * SEGMENT, BLOCK
+    disk.capacity, disk.block, disk.max_files = 30 * SEGMENT, BLOCK, inodes
     bench = Bench(disk, seeded(0), max_size=SEGMENT)
     while bench.put(size, delay=0):
         assert bench.commit()
@@ -110,3 +110,16 @@ def test_server_starts_after_a_crash_on_a_full_disk(share: float) -> None:
         bench.run_maintenance()
     assert starts > 10
     assert least < SEGMENT
+
+
+def test_disk_with_few_inodes_has_larger_segments() -> None:
+    """The inodes suffice until the disk has no bytes left, although compaction leaves segments that are not full."""
+    bench = full_bench(2000, inodes=30)
+    jobs = list(bench.broker.jobs)
+    for id in jobs * 3:
+        bury_and_kick(bench, id)
+        assert bench.commit()
+        bench.run_maintenance()
+    assert len(bench.disk.list()) < 30
+    bench.check_recorded()
+    bench.check_after_crash(bench.disk.crash(Chance(bench.random, 0.0)))

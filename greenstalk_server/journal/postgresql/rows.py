@@ -103,6 +103,9 @@ class Rows:
     def free(self) -> int:
         return UNLIMITED
 
+    def free_files(self) -> int:
+        return UNLIMITED
+
     def grow(self, handle: int, size: int) -> None:
         pass
 
