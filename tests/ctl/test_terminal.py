@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -175,9 +176,18 @@ def complete(one: Server, words: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
+def test_completion_offers_named_servers(one: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ctl.toml").write_text(f'[servers.production]\naddress = "{address(one)}"\n')
+    monkeypatch.setenv("GREENSTALKCTL_CONFIG", str(tmp_path / "ctl.toml"))
+    assert complete(one, "--server pro") == ["production"]
+    assert complete(one, "drain-to pro") == ["production"]
+
+
 def test_completion_offers_commands_options_and_tubes(one: Server) -> None:
     ctl(one, "put", "x", "--tube", "mail")
-    assert complete(one, "dr") == ["drain-to"]
+    assert complete(one, "dr") == ["drain-to", "drain"]
+    assert complete(one, "lease ") == ["delete", "release", "bury", "touch", "show"]
+    assert "--until-empty" in complete(one, "work mail --u")
     assert "--consume" in complete(one, "tail --c")
     assert complete(one, "tube ma") == ["mail"]
     assert complete(one, "put --tube ") == ["default", "mail"]

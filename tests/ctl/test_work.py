@@ -121,6 +121,31 @@ def test_second_signal_ends_the_command_and_releases_the_job(one: Server, tmp_pa
         assert ids(mail, "mail", "ready") == [job]
 
 
+def test_third_signal_ends_a_command_that_ignores_the_second(one: Server, tmp_path: Path) -> None:
+    with connect(one, "mail") as mail:
+        job = mail.put(b"")
+        script = f"trap 'touch {tmp_path / 'second'}' TERM; touch {tmp_path / 'begun'}; while :; do sleep 0.05; done"
+        process = spawn(one, "work", "mail", "--", "sh", "-c", script)
+        eventually((tmp_path / "begun").exists, "the command runs")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline().startswith(b"stopping when")
+        process.send_signal(signal.SIGTERM)
+        eventually((tmp_path / "second").exists, "the command has the second signal")
+        assert finish(process, signal.SIGTERM).code == 130
+        assert ids(mail, "mail", "ready") == [job]
+
+
+def test_job_of_a_command_that_does_not_start_is_released(one: Server, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    with connect(one, "mail") as mail:
+        job = mail.put(b"")
+        done = ctl(one, "work", "mail", "--count", "1", "--", str(program))
+        assert (done.code, f"cannot run {program}: No such file or directory" in done.err) == (1, True)
+        assert ids(mail, "mail", "delayed") == [job]
+
+
 def test_worker_reconnects_after_a_restart_of_the_server(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     options = ("-l", "127.0.0.1", "-p", str(port), "--no-web")
