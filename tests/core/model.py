@@ -70,6 +70,16 @@ class ModelClient:
     weights: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass
+class Event:
+    """An event that is due at a time. Events of the same time and group may have an order, that of `rank`."""
+
+    at: int
+    group: tuple[str, str]
+    process: Callable[[], None] = field(repr=False)
+    rank: tuple[int, int] = (0, 0)
+
+
 class Model:
     """The state of a queue.
 
@@ -300,6 +310,10 @@ class Model:
         job.pri, job.delay = pri, delay
         job.releases += 1
         self.counts(job.tube).counts["total_releases"] += 1
+        self._requeue(job)
+
+    def _requeue(self, job: ModelJob) -> None:
+        """Decide where *job*, which was released, goes."""
         self._make_ready_or_delayed(job)
 
     def bury(self, number: int, id: int, pri: int) -> bool:
@@ -459,34 +473,40 @@ class Model:
     def advance_to(self, until: int) -> None:
         """Process all due events up to *until* in the order of time; raise Tie if two have the same time."""
         while True:
-            due = sorted(self._future_events(), key=lambda event: event[0])
-            if not due or due[0][0] > until:
+            due = sorted(self.events(), key=lambda event: (event.at, event.rank))
+            if not due or due[0].at > until:
                 break
-            if len(due) > 1 and due[0][0] == due[1][0]:
+            if not self.have_order([event for event in due if event.at == due[0].at]):
                 raise Tie
-            self.now, process = due[0]
-            process()
+            self.now = due[0].at
+            due[0].process()
+            self._drop_unused_tubes()
         self.now = until
 
-    def _future_events(self) -> Iterator[tuple[int, Callable[[], None]]]:
+    def have_order(self, events: list[Event]) -> bool:
+        """Whether the order of *events*, which are due at the same time, is defined."""
+        return len(events) == 1
+
+    def events(self) -> Iterator[Event]:
+        """Generate all future events."""
         for number in self.job_waits:
             until = self.clients[number].until
             if until is not None:
-                yield until, partial(self._end_job_waits, "TIMED_OUT", number=number)
+                yield Event(until, _client(number), partial(self._end_job_waits, "TIMED_OUT", number=number))
         for number in self.waiting:
             client = self.clients[number]
             if client.until is not None:
-                yield client.until, partial(self._end_wait, number, "TIMED_OUT")
+                yield Event(client.until, _client(number), partial(self._end_wait, number, "TIMED_OUT"))
             if client.reserved:
                 soonest = min(job.deadline for job in client.reserved)
-                yield soonest - SECOND, partial(self._end_wait, number, "DEADLINE_SOON")
+                yield Event(soonest - SECOND, _client(number), partial(self._end_wait, number, "DEADLINE_SOON"))
         for job in self.jobs.values():
             if job.state == "delayed":
-                yield job.deadline, partial(self._make_ready, job)
+                yield Event(job.deadline, ("delay", job.tube), partial(self._make_ready, job), (0, job.id))
             elif job.state == "reserved":
-                yield job.deadline, partial(self._time_out, job)
+                yield Event(job.deadline, ("timeout", job.tube), partial(self._time_out, job))
         for tube, end in self.paused.items():
-            yield end, partial(self._unpause, tube)
+            yield Event(end, ("pause", tube), partial(self._unpause, tube))
 
     def _end_wait(self, number: int, word: str) -> None:
         self.waiting.remove(number)
@@ -544,6 +564,10 @@ class Model:
         self._remove_holder(job)
         self.arrivals += 1
         job.state, job.since, job.arrival = "ready", self.now, self.arrivals
+        self._offer(job)
+
+    def _offer(self, job: ModelJob) -> None:
+        """Give *job*, which became ready, to a client that waits for it."""
         self._serve_waiting_clients()
 
     def _make_ready_or_delayed(self, job: ModelJob) -> None:
@@ -580,3 +604,7 @@ def _is_as_left(job: ModelJob, after: ModelJob) -> bool:
     states = (after.state, "ready") if after.state == "delayed" else (after.state,)
     is_same = all(getattr(job, name) == getattr(after, name) for name in names)
     return is_same and job.state in states and job.events[-1:] == after.events[-1:]
+
+
+def _client(number: int) -> tuple[str, str]:
+    return "client", str(number)

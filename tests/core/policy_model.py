@@ -6,12 +6,12 @@ Each query examines all jobs and all policies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from tests.core.model import SECOND, Model, ModelClient, ModelJob, Tie
+from tests.core.model import SECOND, Event, Model, ModelClient, ModelJob, Tie
 
 
 @dataclass
@@ -40,16 +40,6 @@ class ModelLimits:
     jobs: int = 0
     tube_jobs: int = 0
     tubes: int = 0
-
-
-@dataclass
-class Event:
-    """An event that is due at a time. Events of the same time and group are in the order of `rank`."""
-
-    at: int
-    group: tuple[str, str]
-    rank: tuple[int, int]
-    process: Callable[[], None] = field(repr=False)
 
 
 class PolicyModel(Model):
@@ -248,6 +238,7 @@ class PolicyModel(Model):
             self.counts(name).counts["total_jobs"] += 1
             self._make_ready_or_delayed(job)
         self.kept = set()
+        self.jobs = dict(sorted(self.jobs.items()))
         self._drop_unused_tubes()
         return id
 
@@ -277,33 +268,16 @@ class PolicyModel(Model):
 
     # Ends of attempts
 
-    def disconnect(self, number: int) -> None:
-        self.cancel_wait(number)
-        client = self.clients.pop(number)
-        for job in list(client.reserved):
-            self._note_end(job, number, "returned", number)
-            client.reserved.remove(job)
-            self.end_attempt(job, 0)
-        self._drop_unused_tubes()
-
-    def _time_out(self, job: ModelJob) -> None:
-        job.timeouts += 1
-        self.job_timeouts += 1
-        self.counts(job.tube).counts["total_timeouts"] += 1
-        holder = self._remove_holder(job)
-        self._note_end(job, holder, "timed out", holder)
+    def _lapse(self, job: ModelJob) -> None:
         self.end_attempt(job, 0)
 
     def _release(self, job: ModelJob, pri: int, delay: int, by: int) -> None:
-        if job.is_truncated:
-            self._delete(job)
-            self.serve(job.tube)
-            return
-        self._note_end(job, self._end_run(job), "released", by)
-        job.pri, job.delay = pri, delay
-        job.releases += 1
-        self.counts(job.tube).counts["total_releases"] += 1
-        self.end_attempt(job, delay)
+        tube = job.tube
+        super()._release(job, pri, delay, by)
+        self.serve(tube)
+
+    def _requeue(self, job: ModelJob) -> None:
+        self.end_attempt(job, job.delay)
 
     def end_attempt(self, job: ModelJob, delay: int) -> None:
         """Decide where *job*, which no client holds any longer, goes after a failed attempt."""
@@ -462,41 +436,12 @@ class PolicyModel(Model):
 
     # Time
 
-    def advance_to(self, until: int) -> None:
-        while True:
-            due = sorted(self.events(), key=lambda event: (event.at, event.rank))
-            if not due or due[0].at > until:
-                break
-            same = [event for event in due if event.at == due[0].at]
-            if len({event.group for event in same}) > 1 or len({event.rank for event in same}) < len(same):
-                raise Tie
-            self.now = due[0].at
-            due[0].process()
-            self._drop_unused_tubes()
-        self.now = until
+    def have_order(self, events: list[Event]) -> bool:
+        return len({event.group for event in events}) == 1 and len({event.rank for event in events}) == len(events)
 
     def events(self) -> Iterator[Event]:
         """Generate all future events, and those that are due now."""
-        for number in self.waiting:
-            client = self.clients[number]
-            who = ("client", str(number))
-            if client.until is not None:
-                yield Event(client.until, who, (0, 0), partial(self._end_wait, number, "TIMED_OUT"))
-            if client.reserved:
-                soonest = min(job.deadline for job in client.reserved)
-                yield Event(soonest - SECOND, who, (0, 0), partial(self._end_wait, number, "DEADLINE_SOON"))
-        for number in self.job_waits:
-            end = self.clients[number].until
-            if end is not None:
-                process = partial(self._end_job_waits, "TIMED_OUT", number=number)
-                yield Event(end, ("client", str(number)), (0, 0), process)
-        for tube, until in self.paused.items():
-            yield Event(until, ("pause", tube), (0, 0), partial(self._unpause, tube))
-        for job in self.jobs.values():
-            if job.state == "reserved":
-                yield Event(job.deadline, ("timeout", job.tube), (0, 0), partial(self._time_out, job))
-            if job.state == "delayed":
-                yield Event(job.deadline, ("delay", job.tube), (0, job.id), partial(self._make_ready, job))
+        yield from super().events()
         for tube in self.tubes():
             yield from self._tube_events(tube)
 
@@ -507,17 +452,17 @@ class PolicyModel(Model):
         waiting = self.waiting_jobs(tube)
         for at, job in enumerate(waiting):
             if expire_after:
-                yield Event(max(self.now, job.aged_from + expire_after), where, (1, at), partial(self.expire, job))
+                yield Event(max(self.now, job.aged_from + expire_after), where, partial(self.expire, job), (1, at))
         for job in self.jobs.values():
             if job.tube == tube and job.state == "buried" and buried_expire_after:
                 due = max(self.now, job.buried_at + buried_expire_after)
-                yield Event(due, where, (2, job.buried_as), partial(self.expire, job))
+                yield Event(due, where, partial(self.expire, job), (2, job.buried_as))
         is_trimmed = self.settings(tube).get("overflow", "refuse") != "refuse" and self.over(tube, 0, 0)([])
         if waiting and is_trimmed:
-            yield Event(self.now, where, (3, 0), partial(self.evict_job, waiting[0]))
+            yield Event(self.now, where, partial(self.evict_job, waiting[0]), (3, 0))
         full_at, next_start = self.full_at.get(tube, 0), self.next_start(tube)
         if full_at > self.now:
-            yield Event(next_start if next_start > self.now else full_at, where, (4, 0), partial(self.serve, tube))
+            yield Event(next_start if next_start > self.now else full_at, where, partial(self.serve, tube), (4, 0))
 
     # Transitions
 
@@ -530,10 +475,7 @@ class PolicyModel(Model):
         if self.is_held(tube) and not was_held:
             self.counts(tube).counts["reserved_holds" if self.is_exhausted(tube) else "rate_holds"] += 1
 
-    def _make_ready(self, job: ModelJob) -> None:
-        self._remove_holder(job)
-        self.arrivals += 1
-        job.state, job.since, job.arrival = "ready", self.now, self.arrivals
+    def _offer(self, job: ModelJob) -> None:
         assert isinstance(job, PolicyJob)
         expiry = self.time(job.tube, "expire_after")
         if not expiry or self.now < job.aged_from + expiry:

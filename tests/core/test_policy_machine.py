@@ -371,22 +371,7 @@ class PolicyMachine(BrokerMachine):
             assert found == job.dead
             if job.state in ("reserved", "delayed"):
                 assert real.deadline == job.deadline, job
-        self.jobs_agree_with_stats()
-
-    def jobs_agree_with_stats(self) -> None:
-        for id, job in self.policy_model.jobs.items():
-            real = self.world.broker.jobs[id]
-            events = [
-                (event.at, job_history.KINDS[event.kind], event.client) for event in job_history.unpack(real.events)
-            ]
-            assert events == job.events
-            stats = self.world.stats_job(id)
-            assert (stats.tube, stats.state, stats.pri) == (job.tube, job.state, job.pri)
-            assert (stats.delay, stats.ttr) == (job.delay // SECOND, job.ttr // SECOND)
-            counts = (stats.reserves, stats.timeouts, stats.releases, stats.buries, stats.kicks)
-            assert counts == (job.reserves, job.timeouts, job.releases, job.buries, job.kicks)
-        server = self.world.stats()
-        assert (server.total_jobs, server.job_timeouts) == (self.model.total_jobs, self.model.job_timeouts)
+        super().jobs_agree()
 
     def teardown(self) -> None:
         """Disconnect all clients, end all delays, and let all policies act: a tick is due only for buried jobs."""
