@@ -99,7 +99,8 @@ def _copy_application(name: str) -> Callable[[Path], None]:
 def _build_go(directory: Path) -> None:
     for program in ("producer", "worker"):
         command = ("go", "build", "-o", program, f"{program}.go", "queue.go")
-        subprocess.run(command, cwd=directory, check=True, timeout=TIMEOUT)
+        environ = environment(CGO_ENABLED="0")  # otherwise it may need a C compiler
+        subprocess.run(command, cwd=directory, env=environ, check=True, timeout=TIMEOUT)
 
 
 def _link_node_modules(directory: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.daemon import MINDING_SIGNALS, TIMEOUT
 from tests.support.peer import eventually
-from tests.support.processes import end
+from tests.support.processes import end, ending
 
 from .programs import PROGRAMS, Program
 from .servers import KINDS, QueueServer
@@ -177,6 +177,18 @@ def test_job_outlives_a_restart_of_the_server(worker: Worker, server: QueueServe
     worker.put("/page/2")
     eventually(lambda: website.next_request() == "/page/2", "the worker does the next job")
     expect(server, {})
+
+
+@only(lambda program: program.is_supervised)
+def test_worker_ends_when_it_cannot_reconnect(
+    program: Program, server: QueueServer, directory: Path, tmp_path: Path
+) -> None:
+    with (tmp_path / "worker.log").open("wb") as log:
+        environ = program.environ(server.address)
+        with ending(subprocess.Popen(program.worker, cwd=directory, env=environ, stdout=log, stderr=log)) as process:
+            eventually(lambda: server.stats()["current-waiting"] == 1, "the worker waits for a job")
+            server.kill()
+            process.wait(TIMEOUT)
 
 
 def test_worker_finishes_its_job_after_sigterm(worker: Worker, server: QueueServer, website: Website) -> None:
