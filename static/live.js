@@ -455,7 +455,7 @@ const here = new URL(location.href);
 for (const name of NOTICE) {
   here.searchParams.delete(name);
 }
-history.replaceState(null, "", here.pathname + here.search);
+history.replaceState(null, "", here.pathname + here.search + here.hash);
 
 document.documentElement.classList.add("scripted");
 document.addEventListener("visibilitychange", begin);

@@ -466,9 +466,7 @@ def test_monitor_counts_what_happened_in_new_and_old_tubes(queue: Queue) -> None
     for id in queue.put("old", count=50):
         finishing.bury_job(queue.broker, id, queue.now)
     watched = Watched(queue)
-    assert watched.run(60) == {
-        ("buried", "old"): "50 jobs of “old” are buried, the oldest for 1 min; none in the last 1 min."
-    }
+    assert watched.run(60) == {("buried", "old"): "50 jobs of “old” are buried, the oldest for 1 min; none new."}
     for name in ("old", "new"):
         for id in queue.put(name, count=12):
             finishing.bury_job(queue.broker, id, queue.now)
@@ -480,8 +478,8 @@ def test_monitor_counts_what_happened_in_new_and_old_tubes(queue: Queue) -> None
     }
     seen = watched.run(4200)
     assert seen == {
-        ("buried", "old"): "62 jobs of “old” are buried, the oldest for 1 h 11 min; none in the last hour.",
-        ("buried", "new"): "12 jobs of “new” are buried, the oldest for 1 h 10 min; none in the last hour.",
+        ("buried", "old"): "62 jobs of “old” are buried, the oldest for 1 h 11 min; none new.",
+        ("buried", "new"): "12 jobs of “new” are buried, the oldest for 1 h 10 min; none new.",
     }, "the growth has left the window"
     for id in list(queue.broker.tubes[b"new"].buried):
         finishing.delete(queue.broker, None, id, queue.now)

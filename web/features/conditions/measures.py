@@ -324,7 +324,7 @@ def _new_burials(growth: Growth | None) -> str:
     if growth is None or growth.time < _LEAST_KNOWN:
         return ""
     (count,) = growth.values
-    return f"; {text.number(count) if count else 'none'} in the last {_window(growth)}"
+    return f"; {text.number(count)} in the last {_window(growth)}" if count else "; none new"
 
 
 def _timeouts(tube: _TubeMeasures, growth: TubeTrend, thresholds: Thresholds) -> Iterator[Measure]:

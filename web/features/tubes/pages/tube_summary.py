@@ -224,7 +224,7 @@ def find_workers(broker: Broker, tube: Tube, rates: WorkerRates, now: int) -> Wo
     Every connection watches the default tube at first, so only clients that have reserved count as its workers.
     """
     if not tube.watching and not tube.reserved_count:
-        return Workers([], "none watches this tube", "")
+        return Workers([], "0", "")
     found: list[tuple[int, int, Client, Job | None]] = []
     for client in in_batches(list(broker.clients), BATCH_SIZE):
         job = held_job(client, tube)
