@@ -14,10 +14,10 @@ from greenstalk_server import BUILD
 
 def main() -> int:
     """Run the command; return its exit code. Until the server handles SIGINT, the signal ends the process."""
-    if BUILD.error:
+    if error := BUILD.error or wrong_system():
         from greenstalk_server.runtime.exit_codes import EXIT_BUILD  # noqa: PLC0415  as below
 
-        print(f"greenstalk-server: {BUILD.error}", file=sys.stderr)
+        print(f"greenstalk-server: {error}", file=sys.stderr)
         return EXIT_BUILD
     handles_sigint = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if handles_sigint:
@@ -32,6 +32,12 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)  # shells check whether a signal ended the process
         raise
+
+
+def wrong_system() -> str:
+    """Return why the server cannot run on this system, and what to do; empty on Linux."""
+    name = sys.platform
+    return "" if name == "linux" else f"the server needs Linux, and this system is {name}; run it in a container"
 
 
 if __name__ == "__main__":
