@@ -17,6 +17,8 @@ from typing import Any, Final
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 INDEX: Final = "docs/README"
+NOT_SEARCHED: Final = (INDEX, "CHANGELOG", "greenstalk_client/CHANGELOG")
+"""Pages with all words, which a search would find before the page about a word. It finds their titles only."""
 sys.path.insert(0, str(REPOSITORY))
 
 from greenstalk_server.version import VERSION  # noqa: E402  after the path is set
@@ -43,6 +45,7 @@ def setup(app: Any) -> None:
     """Register the functions below."""
     app.connect("source-read", add_navigation)
     app.connect("source-read", show_titles)
+    app.connect("source-read", leave_out_of_search)
     app.connect("build-finished", add_index)
 
 
@@ -56,6 +59,12 @@ def add_navigation(_app: Any, page: str, source: list[str]) -> None:
 def show_titles(_app: Any, _page: str, source: list[str]) -> None:
     """Let a link whose text is the name of a page show the title of its target."""
     source[0] = re.sub(r"\[[a-z-]+\.md\](?=\([a-z])", "[]", source[0])
+
+
+def leave_out_of_search(_app: Any, page: str, source: list[str]) -> None:
+    """Mark the pages in NOT_SEARCHED."""
+    if page in NOT_SEARCHED:
+        source[0] = f"---\nnosearch: true\n---\n{source[0]}"
 
 
 def toctree(caption: str, pages: list[str]) -> str:
