@@ -7,6 +7,8 @@ A comment in the line above a block of commands changes how it is run:
     <!-- run last -->          run the block after all others
     <!-- serves -->            the block's last command is a server in the foreground: run it in the background
 
+Commands that only prepare the example are in a comment themselves, which no reader sees.
+
 A comment above a block of any other language makes it a file, which the commands below it use:
 
     <!-- file: NAME -->

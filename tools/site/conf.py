@@ -49,11 +49,13 @@ def setup(app: Any) -> None:
     app.connect("build-finished", add_index)
 
 
-def add_navigation(_app: Any, page: str, source: list[str]) -> None:
-    """Add the index and its sections to the first page."""
+def add_navigation(app: Any, page: str, source: list[str]) -> None:
+    """Add the index and its sections to the first page, which is read again if the index changes."""
     if page == root_doc:
+        index = REPOSITORY / f"{INDEX}.md"
+        app.env.note_dependency(str(index))
         source[0] += toctree("", [INDEX])
-        source[0] += "".join(starmap(toctree, sections((REPOSITORY / f"{INDEX}.md").read_text())))
+        source[0] += "".join(starmap(toctree, sections(index.read_text())))
 
 
 def show_titles(_app: Any, _page: str, source: list[str]) -> None:
