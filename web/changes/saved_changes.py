@@ -221,7 +221,7 @@ class SavedChanges:
             return f"{text.rough_size(size)} are more than {text.rough_size(self.limit)}"
         if self._failed_at and self._clock() < self._failed_at + ERROR_TIME:
             return f"the jobs cannot be stored: {self._error}"
-        return self.room_refusal(size)
+        return self.room_refusal((size + min(size, MAX_WRITE)) // 2)  # only some parts are in the log at a time
 
     def begin(self, change: SavedChange) -> None:
         """Give *change* its number, above all others, and keep it. Call it when its first job has been changed."""

@@ -9,6 +9,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.web.store.sqlite import MAX_WAL
 
 DISK_FULL: Final = "the disk is full, and the rest of it is reserved for the journal"
+LITTLE_SPACE: Final = "the disk has too little free space besides what the journal needs"
 
 
 def room_refusal(directory: str, broker: Broker, size: int) -> str:
@@ -24,7 +25,7 @@ def room_refusal(directory: str, broker: Broker, size: int) -> str:
         disk = os.statvfs(directory)
     except OSError as error:
         return str(error)
-    return DISK_FULL if disk.f_bavail * disk.f_frsize - 2 * size - MAX_WAL < stats.bytes_reserved else ""
+    return LITTLE_SPACE if disk.f_bavail * disk.f_frsize - 2 * size - MAX_WAL < stats.bytes_reserved else ""
 
 
 def no_refusal(size: int) -> str:
