@@ -136,8 +136,8 @@ class _Client(greenstalk_client.Client[bytes]):
         if not line.endswith(b"\r\n"):
             raise ConnectionError("the connection ended within a reply")
         words = line.decode("ascii").split()
-        size = {b"OK": 1, b"FOUND": 2, b"RESERVED": 2}.get(line.split(b" ")[0].strip())
-        return " ".join(words), None if size is None else self._read_chunk(int(words[size]))
+        has_body = line.startswith((b"OK ", b"FOUND ", b"RESERVED "))
+        return " ".join(words), self._read_chunk(int(words[-1])) if has_body else None
 
     def _document(self, cmd: bytes, limit: int) -> bytes:
         """Return the document in the reply to *cmd*, of at most *limit* bytes."""

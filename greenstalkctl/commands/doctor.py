@@ -53,7 +53,7 @@ def doctor(settings: Settings) -> None:
     """
     found = list(_findings(settings))
     width = max(len(each.check) for each in found)
-    lines = [f"{each.state:8}{each.check:{width}}  {printable(each.text)}" for each in found]
+    lines = [printable(f"{each.state:8}{each.check:{width}}  {each.text}") for each in found]
     settings.out.show([{"check": each.check, "state": each.state, "text": each.text} for each in found], *lines)
     if problems := sum(each.state == "problem" for each in found):
         raise NoResult(plural(problems, "problem"))

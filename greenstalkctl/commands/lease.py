@@ -10,6 +10,7 @@ from greenstalkctl import text
 from greenstalkctl.api import Api
 from greenstalkctl.errors import NoResult
 from greenstalkctl.job_action import JobAction, act_on_ids
+from greenstalkctl.output import key_value_lines
 from greenstalkctl.params import DURATION, JOB_ID, PRI
 from greenstalkctl.selection import tube_argument
 from greenstalkctl.settings import Command, Settings, SubGroup, seconds_between
@@ -41,7 +42,7 @@ def reserve(settings: Settings, tubes: tuple[str, ...], wait: float, worker: str
             raise NoResult(f"no job of {', '.join(tubes)} is ready")
     view, token = job
     shown = view.stats | {"token": token} | text.fields(view.body)
-    settings.out.show(shown, str(view.id), token, text.line(view.body))
+    settings.out.show(shown, str(view.id), text.printable(token), text.line(view.body))
 
 
 @click.command(cls=Command, short_help="Take jobs from the clients that hold them (needs --api).")
@@ -82,7 +83,7 @@ def _lease_command(verb: str, help: str) -> click.Command:
                 raise NoResult(
                     "the lease has ended or is unknown: the TTR has passed, or the job was finished or taken"
                 )
-        settings.out.show(shown or {verb: True}, *(f"{key} {value}" for key, value in shown.items()))
+        settings.out.show(shown or {verb: True}, *([key_value_lines(shown)] if shown else []))
 
     run = click.argument("lease_token", metavar="TOKEN", help="The token that `reserve` printed.")(run)
     if verb in ("release", "bury"):

@@ -98,6 +98,13 @@ def test_other_server_is_one_line_error(reply: bytes) -> None:
     assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("reply", [b"OK \r\n", b"OK -1\r\n", b"OK 99999999999\r\n", b"\xff\r\n", b"OK 3\r\nab"])
+def test_reply_that_raw_cannot_read_is_one_line_error(reply: bytes) -> None:
+    with replying(reply) as where:
+        done = run("--server", where, "raw", "stats")
+    assert (done.code, done.out, len(done.err.splitlines())) == (3, b"", 1)
+
+
 FIGURES = b"---\nversion: 1\nuptime: 1\ncurrent-connections: 1\ncurrent-workers: 1\n"
 
 
