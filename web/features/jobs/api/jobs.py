@@ -334,7 +334,10 @@ class JobsEndpoints:
 
     @endpoint("DELETE", "/jobs/{id}", role=OPERATOR, status=204, errors=STATE_CONFLICT)
     def delete_job(self, id: JobId, query: ForceRequest) -> None:
-        """Delete a job. `GET /changes` lists the changes of the last day, which can be undone."""
+        """Delete a job.
+
+        `GET /changes` lists the changes of the last day, which can be undone.
+        """
         self._operations.delete_job(lambda: self._find(id), lambda _: query.force).close()
         wait_until_durable(self._commit)
 
