@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.config.definitions import DEFINITIONS
+from greenstalkctl.runner import VARIABLES
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.processes import ending
 
 START = (REPOSITORY / "docs" / "start.md").read_text()
 OF_THE_BUILD = {"GREENSTALK_COMPILE", "GREENSTALK_PURE"}
 """The variables that setup.py and greenstalk_server/build.py read."""
+
+OF_A_JOB = {"GREENSTALK_JOB_ID", *(f"GREENSTALK_JOB_{name}" for name in VARIABLES)}
+"""The variables of the commands that greenstalkctl runs for a job."""
 
 PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
 
@@ -60,5 +64,5 @@ def test_first_program_runs() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_variable_on_a_page_exists(page: Path) -> None:
-    known = {definition.variable for definition in DEFINITIONS} | OF_THE_BUILD
+    known = {definition.variable for definition in DEFINITIONS} | OF_THE_BUILD | OF_A_JOB
     assert set(re.findall(r"\bGREENSTALK_[A-Z_]+", page.read_text())) <= known

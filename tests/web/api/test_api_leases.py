@@ -417,7 +417,9 @@ def curl(line: str, daemon: Daemon, token: str = "") -> str:
     return done.stdout
 
 
-FIRST, FINISHES = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)]
+FIRST, FINISHES = [
+    re.findall("^curl.*", block, re.MULTILINE) for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+]
 (ANSWER,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
 
 
