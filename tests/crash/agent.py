@@ -213,7 +213,8 @@ class Agent:
             self._ledger.reserves_in_flight -= 1
             job = self._job_reserved(reply)
             if job is None:
-                return reply in (b"TIMED_OUT", b"DEADLINE_SOON")  # the latter while it holds a job with a short TTR
+                is_overtaken = reply.startswith(b"RESERVED") and int(reply.split()[1]) in self._ledger.overtaken
+                return is_overtaken or reply in (b"TIMED_OUT", b"DEADLINE_SOON")  # the latter because of a short TTR
             self._reserved(job)
             if not job.ttr:
                 self._expiring.append(job)
@@ -290,6 +291,7 @@ class Agent:
             if line == b"DELETED":
                 job.has_become(state, time.time())
                 self._ledger.forget(job)
+                self._ledger.overtaken.add(job.id)
             else:
                 job.has_not_become(state)
             return line in (b"DELETED", b"NOT_FOUND")

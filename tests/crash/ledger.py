@@ -90,6 +90,8 @@ class Ledger:
     jobs        by token, except for those that certainly do not exist any more.
     tokens      by every id that a reply has named: an id belongs to one job forever.
     gone        the ids whose delete was acknowledged.
+    overtaken   such ids of this round whose earlier reservation by another client had expired: the reply about that
+                reservation may be read only now.
     wrong       errors, one line each.
     is_draining whether puts may be answered DRAINING.
     refused     puts that were answered OUT_OF_MEMORY, which is allowed on a small disk only.
@@ -105,6 +107,7 @@ class Ledger:
         self.jobs: dict[bytes, Known] = {}
         self.tokens: dict[int, bytes] = {}
         self.gone: set[int] = set()
+        self.overtaken: set[int] = set()
         self.wrong: list[str] = []
         self.burials: itertools.count[int] = itertools.count(1)
         self.acknowledged: int = 0
