@@ -118,6 +118,7 @@ def shoot_for_docs(chromium: Browser, url: str) -> None:
         tab.page.set_viewport_size({"width": 1280, "height": 800})
         sign_in(tab.page, url)
         tab.page.wait_for_selector("#live[data-state=live]")
+        tab.page.wait_for_selector(".top-error")  # the server groups the errors after the first request
         tab.page.screenshot(path=DOCS_SCREENSHOT)
 
 
