@@ -34,7 +34,7 @@ def test_drain_moves_every_job_with_its_body_pri_ttr_and_delay(server: Server, o
     assert (jobs(server, "mail"), jobs(server, "post")) == ([], [])
     with connect(other, "mail") as there:
         left = [there.stats_job(job_id)["time-left"] for job_id in ids(there, "mail", "delayed")]
-        assert left == pytest.approx([998, 998], abs=3)
+        assert len(left) == 2 and all(900 < seconds <= 1000 for seconds in left)
 
 
 def test_drain_moves_only_the_named_tubes(server: Server, other: Server, mail: Client) -> None:
@@ -51,7 +51,7 @@ def test_drain_copies_the_pause(server: Server, other: Server, mail: Client) -> 
     mail.pause_tube("mail", 500)
     assert ctl(server, "--yes", "drain-to", address(other)).code == 0
     with connect(other) as there:
-        assert 490 < there.stats_tube("mail")["pause-time-left"] <= 500
+        assert 400 < there.stats_tube("mail")["pause-time-left"] <= 500
 
 
 def test_reserved_jobs_stay_and_are_reported(server: Server, other: Server, mail: Client) -> None:
