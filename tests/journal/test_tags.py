@@ -126,7 +126,7 @@ def rest(bench: TaggedBench) -> None:
 def test_restart_restores_groups_and_keys(tmp_path: Path, seed: int, is_compacted: bool) -> None:
     files = Directory(str(tmp_path))
     bench = TaggedBench(cast(Disk, files), seeded(seed))
-    for _ in range(60):
+    for _ in range(90):
         bench.step()
         invariants.check(bench.broker)
     rest(bench)
