@@ -11,6 +11,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ def test_reply_waits_for_the_records_of_earlier_slices_of_its_command(sent: byte
 def test_records_of_a_long_kick_are_committed_between_its_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its records would take ten times MAX_UNCOMMITTED bytes."""
+    """All of its records take ten times MAX_UNCOMMITTED bytes. A slow disk may take several slices for a commit."""
     files, now = Directory(str(tmp_path)), steady_clock()()
     journal = JournalWriter(files, 2**25, SECOND, os.urandom)
     broker = Broker(FACTS, journal)
@@ -239,7 +240,8 @@ def test_records_of_a_long_kick_are_committed_between_its_slices(
     pair.send(b"kick %d\r\n" % count)
     wait_until(lambda: is_readable(pair.peer))
     assert pair.peer.recv(100) == b"KICKED %d\r\n" % count
-    assert len(pending) > count // SLICE and max(pending) < 2 * MAX_UNCOMMITTED
+    assert len(pending) > count // SLICE and max(pending) < 5 * MAX_UNCOMMITTED
+    assert any(later < earlier for earlier, later in pairwise(pending))
     pair.hang_up()
     committer.stop()
 
