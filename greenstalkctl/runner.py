@@ -1,7 +1,7 @@
 """Run a command for each job, as the handler of a worker of `greenstalk_client`.
 
 The body of the job is the standard input of the command, as a file in memory: a command that does not read it blocks
-nothing. The exit code decides about the job.
+nothing. The exit code determines what happens to the job.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Retries:
     buries_failures: bool = False
 
     def refuse(self, code: int, why: str, attempt: int) -> Release | Bury:
-        """Return the order for a job whose command has failed with *code* at this *attempt*."""
+        """Return the exception that ends a job whose command has failed with *code* at this *attempt*."""
         if code == EX_DATAERR or (self.buries_failures and code != EX_TEMPFAIL):
             return Bury(why)
         if self.attempts and attempt >= self.attempts:

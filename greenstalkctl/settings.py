@@ -130,7 +130,7 @@ class Settings:
     def take_timeout(self) -> float | None:
         """Return --timeout if it is on the command line, and give requests the default limit instead.
 
-        The commands that call this method limit something else than a request by --timeout.
+        For the commands that call this method, --timeout limits something other than a request.
         """
         if "timeout" not in self.on_command_line:
             return None

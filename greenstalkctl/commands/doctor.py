@@ -23,11 +23,11 @@ from greenstalkctl.watching import ReadCommand
 
 MIN_CERTIFICATE_DAYS: Final = 14
 MAX_CLOCK_DIFFERENCE: Final = 60.0
-"""Seconds; the conditions of the API are up to a few seconds old."""
+"""Seconds. The time in the response of the API is up to a few seconds old."""
 
 MAX_FILES_SHARE: Final = 0.8
 MAX_NAMES: Final = 5
-"""Tubes that one line names."""
+"""Maximum number of tubes that a line names."""
 
 Q = TypeVar("Q", Server, Api)
 State: TypeAlias = Literal["ok", "note", "problem"]

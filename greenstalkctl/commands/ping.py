@@ -16,7 +16,7 @@ RETRY_INTERVAL: Final = 0.5
 
 
 @click.command(cls=ReadCommand, short_help="Check that the server answers.")
-@click.option("--wait", type=seconds_between(0, 86400), metavar="DURATION", help="Retry until then.")
+@click.option("--wait", type=seconds_between(0, 86400), metavar="DURATION", help="Retry for up to this time.")
 @click.pass_obj
 def ping(settings: Settings, wait: float | None) -> None:
     """Connect to the server, request its statistics, and show how long the reply took.

@@ -112,7 +112,7 @@ def work(
         try:
             worker.run()
         except greenstalk.UnknownCommandError as error:
-            why = "its access rules do not allow to reserve from these tubes"
+            why = "its access rules do not allow reserves from these tubes"
             raise Refused("UNKNOWN_COMMAND", f"{server.address} answered UNKNOWN_COMMAND: {why}") from error
     if len(signals) > 1:
         raise Interrupted("the commands were ended, and their jobs are ready again")

@@ -419,7 +419,7 @@ class Model:
         return True
 
     def revert(self, before: ModelJob, after: ModelJob) -> bool:
-        """Undo the change of a job; *before* and *after* are copies from then."""
+        """Undo the change of a job; *before* and *after* are copies from before and after it."""
         job = self.jobs.get(after.id)
         if job is None or job.state == "reserved" or not _is_as_left(job, after):
             return False

@@ -18,7 +18,7 @@ ADDRESS = "https://example.com/queue"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The files that `setup.py` reads, without git's."""
+    """The files that `setup.py` reads, in a directory without git."""
     (tmp_path / "greenstalk_server").mkdir()
     for name in FILES:
         shutil.copy(REPOSITORY / name, tmp_path / name)

@@ -18,7 +18,7 @@ from tests.support import forking
 from tests.support.daemon import REPOSITORY, environment
 
 MAX_CALL: Final = 1 << 17
-"""Bytes of the directory, the arguments and the environment of a call at most."""
+"""Maximum bytes of the directory, the arguments and the environment of a call."""
 
 _CALL: Final = """\
 #!{python} -ISE

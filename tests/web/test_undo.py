@@ -243,7 +243,7 @@ def test_list_has_the_newest_deletions_alone(
 
 
 def facts(queue: Queue) -> dict[int, tuple[object, ...]]:
-    """Return of each job what an undo restores, except its place among others."""
+    """Return by job the state that an undo restores, except the place among other jobs."""
     return {
         job.id: (
             (job.tube.name, job.state, job.pri, job.delay, job.ttr, job.body, job.events, job.reserves, job.buries),

@@ -54,7 +54,7 @@ class QueueServer:
         self._process.wait(TIMEOUT)
 
     def stats(self, tube: str = "") -> dict[str, Any]:
-        """Return the statistics of *tube*, or of the server; of a tube that does not exist, none."""
+        """Return the statistics of *tube*, or of the server; empty if the tube does not exist."""
         with greenstalk.Client(("127.0.0.1", self.port)) as queue:
             try:
                 found: Any = queue.stats_tube(tube) if tube else queue.stats()

@@ -95,7 +95,7 @@ def worker(
 
 
 def expect(server: QueueServer, counts: Mapping[str, int], tube: str = TUBE) -> None:
-    """Wait until *tube* has exactly so many jobs in each state."""
+    """Wait until *tube* has exactly *counts* jobs, by state."""
     try:
         eventually(lambda: server.counts(tube) == counts, f"the jobs are {counts}")
     except AssertionError as error:

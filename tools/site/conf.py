@@ -18,7 +18,7 @@ from typing import Any, Final
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 INDEX: Final = "docs/README"
 NOT_SEARCHED: Final = (INDEX, "CHANGELOG", "greenstalk_client/CHANGELOG")
-"""Pages with all words, which a search would find before the page about a word. It finds their titles only."""
+"""Pages that contain almost every word, so a search would list them first. The search finds only their titles."""
 sys.path.insert(0, str(REPOSITORY))
 
 from greenstalk_server.version import VERSION  # noqa: E402  after the path is set

@@ -54,7 +54,7 @@ PARTS_TOGETHER: Final = 32
 """Parts that are written and read together: a megabyte, unless a job is larger."""
 
 MAX_WRITE: Final = 2 * PARTS_TOGETHER * PART_SIZE
-"""Bytes that must have room before a change changes the jobs of the next parts: other writers may take a half."""
+"""Bytes that must be free before a change continues with the next parts; other writers may take half of them."""
 
 DELETED_JOB_SIZE: Final = 128
 """Approximate bytes of a saved deleted job without its body."""
@@ -72,8 +72,8 @@ ChangeNumber = Annotated[
 HEAD: Final = "change"
 BEFORE: Final = "jobs-before"
 AFTER: Final = "jobs-after"
-"""Kinds of rows. Their number is that of the change. The name of a row of jobs is the position of the part, four bytes,
-big-endian.
+"""Kinds of rows. The number of a row is that of its change. The name of a row of jobs is the position of the part, four
+bytes, big-endian.
 """
 
 log = logging.getLogger(__name__)

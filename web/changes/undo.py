@@ -207,7 +207,7 @@ class Undo:
     def _revert(
         self, task: Task, jobs: list[Job], results: dict[int, Job], has_bodies: bool
     ) -> Iterator[tuple[int, str]]:
-        """Make the changed *jobs* as they were again; yield each id, and the reason if a job stays changed. Switches.
+        """Revert the changed *jobs*; yield each id, and the reason if a job stays changed. Switches.
 
         *results* has the jobs after the change. If *has_bodies*, *jobs* have the former bodies; otherwise the jobs keep
         their present ones.

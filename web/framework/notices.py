@@ -56,7 +56,7 @@ _NOTICES: Final[dict[str, Callable[[int], str]]] = {
 }
 
 NO_UNDO: Final = "none"
-"""Value of the parameter `undo` after a change that cannot be undone; otherwise the number of the change."""
+"""Value of the parameter `undo` if the change cannot be undone; otherwise its value is the number of the change."""
 
 NOT_DURABLE: Final = "The change is not on disk yet: the journal cannot be written, and a crash would undo the change."
 

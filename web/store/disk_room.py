@@ -9,7 +9,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.web.store.sqlite import MAX_WAL
 
 DISK_FULL: Final = "the disk is full, and the rest of it is reserved for the journal"
-LITTLE_SPACE: Final = "the disk has too little free space besides what the journal needs"
+LITTLE_SPACE: Final = "the disk has too little free space beyond what the journal needs"
 
 
 def room_refusal(directory: str, broker: Broker, size: int) -> str:

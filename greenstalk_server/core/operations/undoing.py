@@ -64,8 +64,8 @@ def revert(broker: Broker, before: Job, after: Job, body: bytes, now: int) -> in
     and neither the tags nor the other attributes.
 
     The state is that of a job that returns after its deletion (`undelete`), but a job that is buried before and after
-    the change keeps its place. In another tube than its present one, the job is refused as by `undelete`; in the same
-    tube, only the journal refuses it. A refusal changes nothing.
+    the change keeps its place. If the change moved the job, the undo can be refused for the same reasons as
+    `undelete`; otherwise only the journal can refuse it. A refusal changes nothing.
     """
     job = broker.jobs.get(before.id)
     if job is None:
@@ -150,7 +150,7 @@ def _refuse(broker: Broker, job: Job, now: int) -> int:
 
 
 def _refuse_move(broker: Broker, job: Job, now: int) -> int:
-    """Return why the detached *job* may not return to its tube from another one, or 0. Set its unique key."""
+    """Return why the detached *job* may not move back to its former tube, or 0. Set its unique key."""
     if broker.quotas is not None:
         refusal = broker.quotas.refuse_move(job.tube, 1, job.size)
         if refusal:

@@ -153,7 +153,7 @@ class JobWithEvents(Job):
 
 
 KINDS: Final[Mapping[int, EventKind]] = dict(enumerate(get_args(EventKind), 1))
-"""The kinds by their numbers in job_history.KINDS, whose order they have; a test compares them."""
+"""The kinds by number, in the order of job_history.KINDS; a test compares the two."""
 
 STATES: Final[Mapping[int, State]] = {
     READY: "ready",

@@ -87,7 +87,7 @@ class TubeView:
 
     @property
     def attention(self) -> str:
-        """The severity and the label of its worst condition, or `info` and a state that is not a problem; may be empty.
+        """Severity and label of the tube's worst condition; else `info` and a state that is not a problem, or empty.
 
         The severity is the first word.
         """
