@@ -339,7 +339,7 @@ class Api:
         return self._parse(lambda job: (self._with_body(_job_view(job)), str(job["token"])), jobs[0]) if jobs else None
 
     def lease(self, verb: str, token: str, values: Mapping[str, object]) -> dict[str, Any] | None:
-        """Apply *verb* to the lease of *token*; return the job if the response has it, else {}, or None if it ended."""
+        """Apply *verb* to the lease of *token*; return the job (empty without one), or None if the lease has ended."""
         body = {"token": token, **values}
         answer = self._http_client.request("POST", f"/leases/{verb}", body=body, ordinary=LEASE_ENDED)
         if not answer.is_success:

@@ -74,7 +74,7 @@ def test_delay_doubles_up_to_a_maximum(one: Server) -> None:
 
 
 def test_command_that_takes_too_long_is_ended_and_its_job_is_released(server: Server, mail: Client) -> None:
-    """The command takes longer than the TTR before; the job is touched meanwhile."""
+    """The command runs longer than the TTR before it is ended, and its job is touched during that time."""
     job = mail.put(b"", ttr=1)
     done = ctl(server, "work", "mail", "--count", "1", "--timeout", "2500ms", "--", "sleep", "99")
     assert f"job {job} of mail failed on attempt 1: the command took more than 2.5 s; it runs again in 10 s" in done.err

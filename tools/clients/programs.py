@@ -51,7 +51,7 @@ class Program:
     """Whether a job whose body is not JSON is buried; otherwise it is deleted."""
 
     def install(self, directory: Path) -> None:
-        """Write the page's files into *directory*, and what they need."""
+        """Write the page's files, and the files that they need, into *directory*."""
         save(self.page, directory)
         self.prepare(directory)
 

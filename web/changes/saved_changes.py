@@ -380,7 +380,7 @@ class Recording:
         return None if body is None else self._before.encode(job, body)
 
     def add(self, before: EncodedJob | None, after: Job | None = None) -> None:
-        """Add a job that was deleted, or that was changed, as it is *after* the change.
+        """Add a deleted job, or a changed job with its state *after* the change.
 
         A job that a change has deleted, because its tube was truncated, cannot be put back.
         """
@@ -444,7 +444,7 @@ class Recording:
 
     @property
     def outcome(self) -> str:
-        """Why the change cannot be undone or stopped, and which jobs cannot be put back; empty if all were saved."""
+        """Why the change stopped or cannot be undone, and which jobs cannot be put back; empty if all were saved."""
         if self.refusal:
             return _no(self.refusal)
         lost = self._change.lost

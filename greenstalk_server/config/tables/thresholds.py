@@ -34,7 +34,7 @@ Time: TypeAlias = int
 Count: TypeAlias = int
 Size: TypeAlias = int
 Share: TypeAlias = float
-"""The kinds of thresholds: each has one way of reading it."""
+"""The kinds of thresholds; each is parsed in its own way."""
 
 
 @dataclass(frozen=True, slots=True)

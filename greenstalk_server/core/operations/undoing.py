@@ -57,7 +57,7 @@ def _undelete_in(broker: Broker, deleted: Job, tube: Tube, now: int) -> int:
 
 
 def revert(broker: Broker, before: Job, after: Job, body: bytes, now: int) -> int:
-    """Give a job the fields and the history of *before* back, and *body*; return 0 or a Refusal.
+    """Give a job its former fields and history, from *before*, and *body*; return 0 or a Refusal.
 
     *before* and *after* describe the job before and after the change to undo, each in a tube that has only the name.
     The job must be as the change left it, except that its delay may be over. Of *after*, only the last event is needed,
