@@ -87,8 +87,9 @@ def files() -> list[Path]:
     """Return the configuration files that exist: the system's and the user's, or the one of the variable."""
     if only := os.environ.get(CONFIG_VARIABLE):
         return [Path(only)]
-    directory = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    return [path for path in (SYSTEM_FILE, directory / USER_FILE) if path.exists()]
+    directory = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111  never raises
+    paths = [SYSTEM_FILE, *([directory / USER_FILE] if directory.is_absolute() else [])]  # else there is no home
+    return [path for path in paths if os.path.exists(path)]  # noqa: PTH110  False without access to the directory
 
 
 def _read(path: Path) -> NamedServers:
@@ -97,7 +98,8 @@ def _read(path: Path) -> NamedServers:
 
 
 def _server(path: Path, name: str, entry: _Entry) -> NamedServer:
-    paths = {key: str(path.parent / Path(getattr(entry, key)).expanduser()) for key in _PATHS if getattr(entry, key)}
+    given = {key: os.path.expanduser(getattr(entry, key)) for key in _PATHS if getattr(entry, key)}  # noqa: PTH111
+    paths = {key: str(path.parent / name) for key, name in given.items()}
     secrets = [*([str(path)] if entry.token else []), *(paths[key] for key in ("key", "token_file") if key in paths)]
     api = parse_url(entry.api) if entry.api else None
     return NamedServer(

@@ -100,6 +100,23 @@ def test_token_of_the_entry_is_used_and_that_of_the_variable_is_not_sent(
         assert run("-s", "c", "ping").code == 4
 
 
+def test_directory_that_cannot_be_searched_and_missing_home_are_no_configuration(
+    one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GREENSTALKCTL_CONFIG", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/" + "x" * 300)  # fails as a directory of another user does
+    assert run("-s", address(one), "ping").code == 0
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", "~nobody-of-this-name")
+    assert run("-s", address(one), "ping").code == 0
+
+
+def test_file_of_an_unknown_user_is_one_line_error(write: Write) -> None:
+    write('[servers.a]\naddress = "tls:127.0.0.1:1"\ncafile = "~nobody-of-this-name/a.pem"\n')
+    done = run("-s", "a", "ping")
+    assert (done.code, "~nobody-of-this-name/a.pem" in done.err, len(done.err.splitlines())) == (2, True, 1), done.err
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
