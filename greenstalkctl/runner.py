@@ -119,7 +119,12 @@ def _text(value: object) -> str:
 
 
 def _outcome(code: int) -> tuple[int, str]:
-    return code, f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return code, f"exit code {code}"
+    try:
+        return code, f"signal {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal without a name
+        return code, f"signal {-code}"
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> int:

@@ -62,6 +62,13 @@ def test_job_is_buried_after_its_last_attempt(server: Server, mail: Client, tmp_
     assert f"job {job} is buried: signal SIGKILL on attempt 3 of 3\n" in done.err
 
 
+def test_real_time_signal_has_no_name(one: Server) -> None:
+    with connect(one, "mail") as mail:
+        job = mail.put(b"")
+    done = ctl(one, "work", "mail", "--attempts", "1", "--count", "1", "--", "sh", "-c", "kill -40 $$")
+    assert f"job {job} is buried: signal 40 on attempt 1 of 1\n" in done.err
+
+
 def test_delay_doubles_up_to_a_maximum(one: Server) -> None:
     delays = []
     with connect(one, "mail") as mail:
