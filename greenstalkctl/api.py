@@ -10,6 +10,7 @@ import ssl
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -25,6 +26,7 @@ from greenstalkctl.queue import (
     CONDITION,
     CONNECTION,
     JOB_STATS,
+    JOURNAL,
     MAX_TUBES,
     SERVER_STATS,
     TUBE_NAME,
@@ -298,11 +300,9 @@ class Api:
             for one in self._pages("/connections", "connections", params)
         )
 
-    def attention(self) -> tuple[str | None, list[dict[str, Any]]]:
+    def attention(self) -> tuple[float | None, list[dict[str, Any]]]:
         """Return the time of the last evaluation, and the conditions that nobody has acknowledged, the worst first."""
-        data = self._get("/attention")
-        found = self._parse(lambda data: [validate_stats(dict(one), CONDITION) for one in data["conditions"]], data)
-        return data["evaluated_at"], [one for one in found if one["acknowledged_by"] is None]
+        return self._parse(_attention, self._get("/attention"))
 
     # Changes
 
@@ -335,8 +335,11 @@ class Api:
     def reserve(self, tubes: Sequence[str], wait: float, worker: str) -> tuple[JobView, str] | None:
         """Reserve a job; return it and the token of its lease, or None if none is ready within *wait* seconds."""
         body = {"tubes": tubes, "wait": wait, "worker": worker}
-        jobs = self._http_client.request("POST", "/reserve", body=body, wait=wait).data["jobs"]
-        return self._parse(lambda job: (self._with_body(_job_view(job)), str(job["token"])), jobs[0]) if jobs else None
+        data = self._http_client.request("POST", "/reserve", body=body, wait=wait).data
+        job = self._parse(lambda data: next(iter(data["jobs"]), None), data)
+        if job is None:
+            return None
+        return self._parse(lambda job: (self._with_body(_job_view(job)), str(job["token"])), job)
 
     def lease(self, verb: str, token: str, values: Mapping[str, object]) -> dict[str, Any] | None:
         """Apply *verb* to the lease of *token*; return the job (empty without one), or None if the lease has ended."""
@@ -483,7 +486,15 @@ def _server(data: Mapping[str, Any]) -> Stats:
         **{f"journal-{_name(key)}": value for key, value in journal.items()},
         **{f"memory-{_name(key)}": value for key, value in memory.items()},
     }
-    return validate_stats(stats, SERVER_STATS)
+    return validate_stats(stats, SERVER_STATS | JOURNAL)
+
+
+def _attention(data: Mapping[str, Any]) -> tuple[float | None, list[dict[str, Any]]]:
+    """Return the time of the evaluation, in seconds since 1970, and the conditions."""
+    found = [validate_stats(dict(one), CONDITION) for one in data["conditions"]]
+    at = data["evaluated_at"]
+    evaluated_at = None if at is None else datetime.fromisoformat(at).timestamp()
+    return evaluated_at, [one for one in found if one["acknowledged_by"] is None]
 
 
 def _tube(data: Mapping[str, Any]) -> Stats:

@@ -43,9 +43,17 @@ SERVER_STATS: Final[_Types] = {
     "current-workers": int,
     "total-jobs": int,
 }
+JOURNAL: Final[_Types] = {
+    "journal-is-on-disk": bool,
+    "journal-is-full": bool,
+    "journal-files": int,
+    "journal-bytes-on-disk": int,
+    "journal-trouble": (str, type(None)),
+}
 TUBE_STATS: Final[_Types] = {
     "name": str,
     **{f"current-jobs-{state}": int for state in ("urgent", *STATES, RESERVED)},
+    "current-watching": int,
     "current-waiting": int,
     "total-jobs": int,
     "cmd-delete": int,

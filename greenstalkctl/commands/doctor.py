@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar
 
@@ -159,7 +158,7 @@ def _examine_api(api: Api) -> Iterator[Finding]:
     yield _journal(stats)
     evaluated_at, conditions = api.attention()
     if evaluated_at is not None:
-        yield _clock(datetime.fromisoformat(evaluated_at).timestamp() - time.time())
+        yield _clock(evaluated_at - time.time())
     for each in conditions:
         where = f"{each['tube']}: " if each["tube"] else ""
         how = f"see {str(api.address).rstrip('/')}{each['link']}"

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from greenstalkctl import text
+from greenstalkctl.address import parse_url
+from greenstalkctl.api import Api
+from greenstalkctl.errors import Unreachable
 from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, replying, run
+from tests.support.daemon import TIMEOUT
+from tests.support.processes import join
 from tests.support.servers import Server
 
 BODY = HOSTILE.encode()
@@ -103,6 +112,48 @@ def test_reply_that_raw_cannot_read_is_one_line_error(reply: bytes) -> None:
     with replying(reply) as where:
         done = run("--server", where, "raw", "stats")
     assert (done.code, done.out, len(done.err.splitlines())) == (3, b"", 1)
+
+
+@contextmanager
+def answering(**document: object) -> Iterator[str]:
+    """Yield the URL of an API that answers every request with *document*."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = json.dumps({"stats": {"version": "1"}, **document}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        join(thread)
+
+
+@pytest.mark.parametrize("document", [{}, {"jobs": 3}, {"jobs": [3]}, {"jobs": [{}]}])
+def test_incomplete_reservation_is_one_line_error(document: dict[str, object]) -> None:
+    with answering(**document) as url:
+        done = run("--api", url, "reserve", "mail")
+    assert (done.code, len(done.err.splitlines())) == (3, 1), done.err
+
+
+def test_incomplete_conditions_are_refused() -> None:
+    for document in ({}, {"evaluated_at": 3}, {"evaluated_at": "now"}):
+        with answering(conditions=[], **document) as url:
+            api = Api(parse_url(url), "", TIMEOUT)
+            with api, pytest.raises(Unreachable, match="is not the API"):
+                api.attention()
 
 
 FIGURES = b"---\nversion: 1\nuptime: 1\ncurrent-connections: 1\ncurrent-workers: 1\n"
