@@ -1,7 +1,8 @@
 """`journal export --keep N`: a dated file in a directory of exports, of which only the newest are kept.
 
 Invariant: only files that an earlier export wrote are removed: their names and their first lines say so. Nothing is
-removed unless the new export is whole and the journal is sound.
+removed unless the new export is whole and the journal is sound. The new export is kept, even if a clock that was wrong
+has given a later time to another one.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ def export_dated(directory: str, keep: int, export: Callable[[str], int]) -> int
         with _locked(directory):
             for part in _files(directory, _PARTS):
                 part.unlink()  # left by an export that was killed
-            code = export(str(Path(directory) / datetime.now(UTC).strftime(NAME)))
+            new = Path(directory) / datetime.now(UTC).strftime(NAME)
+            code = export(str(new))
             if code == EXIT_OK:
-                for old in [file for file in _files(directory, _NAMES) if _is_export(file)][:-keep]:
+                others = [file for file in _files(directory, _NAMES) if file != new and _is_export(file)]
+                for old in others[: max(0, len(others) + 1 - keep)]:
                     old.unlink()
     except OSError as error:
         message = f"journal export: {error.filename or directory}: {error.strerror}"

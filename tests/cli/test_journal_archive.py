@@ -275,6 +275,14 @@ def test_only_the_newest_exports_are_kept(original: Path, exported: bytes, tmp_p
     assert {name: (tmp_path / name).read_bytes() for name in others} == others
 
 
+def test_new_export_is_kept_although_others_have_later_times(original: Path, exported: bytes, tmp_path: Path) -> None:
+    for year in (2000, 2998, 2999):
+        (tmp_path / f"greenstalk-{year}1101T031500Z.jsonl").write_bytes(exported)
+    assert export(original, "-q", "-o", str(tmp_path), "--keep", "2").returncode == 0
+    made, later = sorted(path.name for path in tmp_path.iterdir())
+    assert (later, made[:15] < "greenstalk-2998") == ("greenstalk-29991101T031500Z.jsonl", True)
+
+
 def test_export_of_a_damaged_journal_removes_no_export(original: Path, exported: bytes, tmp_path: Path) -> None:
     queue, backups = tmp_path / "queue", tmp_path / "backups"
     shutil.copytree(original, queue)
