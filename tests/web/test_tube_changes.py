@@ -100,6 +100,14 @@ def test_pause_and_resume_by_pattern(queue: Queue, client: FlaskClient, buried: 
     assert paused(queue) == {"other"}
 
 
+def test_pause_does_not_say_whether_jobs_can_be_put_back(
+    queue: Queue, client: FlaskClient, buried: dict[str, list[int]]
+) -> None:
+    client.application.extensions["dashboard"].saved_changes.limit = 100
+    assert run(client, preview(client, "billing*", "pause", seconds="60")).message == ""
+    assert run(client, preview(client, "billing*", "kick")).message.startswith("This cannot be undone: ")
+
+
 def test_preset_of_a_pause_by_pattern(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:
     run(client, preview(client, "billing.mail", "pause", preset="tomorrow", seconds="", **{"utc-offset": "60"}))
     assert queue.broker.tubes[b"billing.mail"].pause == 15 * 3600 * SECOND, "it is 09:00 in that zone"

@@ -297,8 +297,9 @@ class TubeChanges:
             self._commit()
             raise
         finally:
-            task.change_number = recording.close()
-            task.message = f"{task.message} {recording.outcome}".strip()
+            if plan.change.key == KICK:  # the others change no jobs
+                task.change_number = recording.close()
+                task.message = f"{task.message} {recording.outcome}".strip()
             counts = {"tubes": changed.tubes} | ({"jobs": changed.jobs} if plan.change.key == KICK else {})
             self._audit.note("tubes/end", **details, **counts)
             self._saved.save()
