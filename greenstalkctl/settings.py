@@ -95,6 +95,7 @@ class Settings:
     has_colour: bool = field(default_factory=lambda: not os.environ.get("NO_COLOR"))
     has_header: bool = True
     _context: ssl.SSLContext | None = None
+    _files_before_entry: dict[str, str] = field(default_factory=dict)
 
     def open_queue(self) -> Queue:
         """Connect to the API if its URL is known, else over the protocol; raise Unreachable or Refused."""
@@ -150,6 +151,7 @@ class Settings:
         if entry.warning:
             self.out.note(f"warning: {entry.warning}")
         self.server, self._context = entry.address, None
+        self._files_before_entry = {name: getattr(self, name) for name in TLS_FILES}
         for name in TLS_FILES:
             if getattr(entry, name) and name not in self.on_command_line:
                 setattr(self, name, getattr(entry, name))
@@ -179,9 +181,15 @@ class Settings:
         return None if self._effective("api", self.api) is None else self.open_api("dashboard")
 
     def connect_to(self, target: Address | NamedServer) -> Server:
-        """Connect over the protocol to *target*, instead of the server of --server."""
+        """Connect over the protocol to *target*, instead of the server of --server.
+
+        The files of the entry of --server are not used for a *target* with an entry.
+        """
         if isinstance(target, NamedServer):
-            return replace(self, server=target, on_command_line=self.on_command_line | {"server"}).connect()
+            own = replace(self, server=target, on_command_line=self.on_command_line | {"server"})
+            for name, file in self._files_before_entry.items():
+                setattr(own, name, file)
+            return own.connect()
         address = self._with_scheme(target)
         return Server(address, self.timeout, self._tls(address))
 

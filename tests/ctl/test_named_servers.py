@@ -79,6 +79,15 @@ def test_entry_overrides_the_variables_and_the_command_line_overrides_the_entry(
     assert run("--api", with_api.dashboard, "ping", "--json").json["server"] == with_api.dashboard
 
 
+def test_target_does_not_use_the_files_of_the_other_server(one: Server, write: Write) -> None:
+    write(
+        f'[servers.here]\naddress = "{address(one)}"\ncafile = "missing.pem"\n'
+        '[servers.there]\naddress = "tls:127.0.0.1:1"\n'
+    )
+    done = run("-s", "here", "drain-to", "there", "--yes")
+    assert (done.code, "missing.pem" in done.err) == (3, False), done.err
+
+
 def test_token_of_the_entry_is_used_and_that_of_the_variable_is_not_sent(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
