@@ -208,6 +208,19 @@ def test_oldest_deletion_is_dropped_first(queue: Queue, client: FlaskClient) -> 
     assert post(client, "/undo", change=numbers[0]).status_code == 404
 
 
+def test_deletion_without_room_beside_a_running_one_drops_no_other(queue: Queue, client: FlaskClient) -> None:
+    saved_changes_of(client).limit = 1500
+    queue.put("mail", count=5)
+    first = clear(client)
+    queue.put("mail", count=5)
+    kept = saved_changes_of(client)._kept or {}
+    running = kept[int(clear(client))]
+    running.is_open, running.size = True, 1400
+    queue.put("mail", count=5)
+    assert clear(client) == ""
+    assert [str(number) for number in kept] == [first, str(running.number)]
+
+
 def test_large_body_comes_back(queue: Queue, client: FlaskClient) -> None:
     body = bytes(range(256)) * 1000
     ids = [*queue.put("mail"), *queue.put("mail", body=body), *queue.put("mail")]

@@ -301,15 +301,18 @@ class SavedChanges:
         assert self._kept is not None
         if change.size + size > self.limit:
             raise TooLarge
-        total, dropped, now = size + sum([one.size for one in self._kept.values()]), list[SavedChange](), self._clock()
-        for one in list(self._kept.values()):
-            if not (one.until <= now or total > self.limit or len(self._kept) > MAX_CHANGES):
+        total, count, now = size + sum([one.size for one in self._kept.values()]), len(self._kept), self._clock()
+        dropped: list[SavedChange] = []
+        for one in self._kept.values():
+            if not (one.until <= now or total > self.limit or count > MAX_CHANGES):
                 break
             if one is not change and not one.is_open:
-                total -= one.size
-                dropped.append(self._kept.pop(one.number))
+                total, count = total - one.size, count - 1
+                dropped.append(one)
         if total > self.limit:
             raise TooLarge
+        for one in dropped:
+            del self._kept[one.number]
         return dropped
 
     def _write(self, changes: list[Change], removed: int) -> None:
