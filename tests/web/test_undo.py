@@ -181,6 +181,19 @@ def test_deletion_stops_while_all_its_jobs_can_come_back(
     assert "The clear stopped" in client.get(response.headers["Location"]).text
 
 
+def test_bulk_change_that_stops_shows_the_reason_once(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART_SIZE", 10)
+    queue.put("mail", count=100)
+    saved_changes_of(client).room_refusal = lambda size: DISK_FULL if size == module.MAX_WRITE else ""
+    task = client.post("/api/v1/bulk", json={"action": "bury", "all": True, "dry_run": False}).get_json()
+    assert task["message"] == (
+        f"The change has stopped. {task['changed']} jobs were changed before that."
+        f" No more changed jobs can be stored: {DISK_FULL}."
+    )
+
+
 def test_undo_continues_after_the_last_job_that_had_room(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +390,18 @@ def test_jobs_that_cannot_be_put_back_are_listed_with_the_reason(queue: Queue, c
         "the tube is at the cap of its policy": [ids[4]],
     }
     assert "1 job was not put back, because a worker holds the job:" in undone["message"]
+
+
+def test_failed_undo_shows_the_reason_and_the_jobs_that_were_refused_before(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = queue.put("mail", count=2)
+    task = client.post("/api/v1/bulk", json={"action": "bury", "all": True, "dry_run": False}).get_json()
+    finishing.delete_job(queue.broker, ids[0], queue.now)
+    monkeypatch.setattr(type(queue.broker.journal), "replace", lambda self, job, new: False)
+    page = undo(client, str(task["change_number"]))
+    assert "The journal cannot store the jobs: the disk has no room. Start the undo again for the rest." in page
+    assert f"1 job was not put back, because the job has been deleted since: {ids[0]}." in page
 
 
 def test_undo_needs_the_right_to_operate_the_former_and_the_present_tube(queue: Queue, app: Flask) -> None:

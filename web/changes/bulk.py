@@ -510,8 +510,8 @@ class Bulk:
             if uncommitted_bytes >= COMMIT_BATCH_BYTES:
                 self._commit_or_fail(task)
                 uncommitted_bytes = 0
-            if recording.is_full and (why := recording.flush()):
-                raise TaskFailed(f"The change has stopped. {why} {_so_far(task)}")
+            if recording.is_full and recording.flush():
+                raise TaskFailed(f"The change has stopped. {_so_far(task)}")
         if unread:
             task.message = f"{task.message} {_stay(unread)}: the body cannot be read back from the disk.".strip()
         if refused:

@@ -54,7 +54,7 @@ class Task(ResponseModel):
     matched: Annotated[Count, Meta(description="Jobs that matched so far.")]
     changed: Annotated[Count, Meta(description="Jobs changed so far.")]
     skipped: Annotated[Count, Meta(description="Jobs skipped so far, because the change was not possible.")]
-    message: Annotated[str, Meta(description="Reason why the task ended early, or which jobs it skipped.")]
+    message: Annotated[str, Meta(description="Reason why the task ended early, and which jobs it skipped.")]
     counted: Annotated[Counted | None, Meta(description="The counts of a dry run; null for other tasks.")]
     effect: Annotated[PolicyEffect | None, Meta(description="The counts of a policy's dry run; null for other tasks.")]
     change_number: Annotated[

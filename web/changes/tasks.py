@@ -82,7 +82,7 @@ class Task:
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
     is_cancelled    a principal has cancelled the task; it ends at its next `checkpoint`.
-    message         reason why the task ended early, or the jobs that it skipped; otherwise empty.
+    message         reason why the task ended early, and the jobs that it skipped; otherwise empty.
     back            a function that returns the address of the task's subject; None if there is no such page.
     is_listed       whether the task is in the list of tasks; a task that a page starts by itself is not.
     change_number   number of the change that the task has made, if it can be undone; see changes.saved_changes.
@@ -148,9 +148,9 @@ class Task:
         """Return whether *who* may cancel the task, or carry it out if it is a dry run."""
         return who.is_admin or (who.operates_any and who.name == self.who.name and who.shares_rights_with(self.who))
 
-    def end(self, state: Progress, message: str, now: int) -> None:
-        """Record the end of the task."""
-        self.state, self.message, self.ended_at = state, message or self.message, now
+    def end(self, state: Progress, reason: str, now: int) -> None:
+        """Record the end of the task. *reason*: why it ended early, the first part of `message`; otherwise empty."""
+        self.state, self.message, self.ended_at = state, f"{reason} {self.message}".strip(), now
         self._has_ended.set()
 
     def wait(self, seconds: float) -> None:

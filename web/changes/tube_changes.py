@@ -323,8 +323,8 @@ class TubeChanges:
                 if uncommitted >= COMMIT_BATCH:
                     self._commit_or_fail(task)
                     uncommitted = 0
-                if recording.is_full and (why := recording.flush()):
-                    raise TaskFailed(f"The change has stopped. {why} {text.number(task.done)} {task.verb} before that.")
+                if recording.is_full and recording.flush():
+                    raise TaskFailed(f"The change has stopped. {text.number(task.done)} {task.verb} before that.")
             changed.tubes += 1
         if task.skipped:
             task.message = f"{text.counted(task.skipped, 'tube')} skipped: deleted since, or you may not operate them."
