@@ -126,6 +126,10 @@ class CountedTubes(ResponseModel):
     tubes: Annotated[Count, Meta(description="Tubes that the change would affect.")]
     jobs: Annotated[Count, Meta(description="The jobs of these tubes: those to kick, otherwise the ready ones.")]
     sample: Annotated[list[AffectedTube], Meta(description=f"Up to {SAMPLE_SIZE} of them, most jobs first.")]
+    undo: Annotated[
+        str | None,
+        Meta(description="Of the dry run of a kick: whether it can be undone, as a sentence; otherwise null."),
+    ]
     run: Annotated[str | None, Meta(description="Id of the task that makes the change; null if it has not started.")]
 
 
@@ -157,8 +161,11 @@ class TubePlan:
         else:
             heappushpop(self.sample, (jobs, tube))
 
-    def counted(self) -> CountedTubes:
-        """Return the tubes found so far; the sample has those that the principal may see."""
+    def counted(self, promise: str | None) -> CountedTubes:
+        """Return the tubes found so far; the sample has those that the principal may see.
+
+        *promise* says whether the change can be undone; None for one without jobs, and for a run.
+        """
         sample = sorted(self.sample, key=lambda one: (-one[0], one[1]))
         return CountedTubes(
             action=self.change.key,
@@ -167,6 +174,7 @@ class TubePlan:
             tubes=len(self.tubes),
             jobs=self.jobs,
             sample=[AffectedTube(tube=name.decode(), jobs=jobs) for jobs, name in sample if principal().sees(name)],
+            undo=promise,
             run=self.run or None,
         )
 
@@ -221,7 +229,7 @@ class TubeChanges:
             plan,
             lambda task: self._count(task, plan),
             kind="tubes-dry-run",
-            details=lambda: {"tubes": plan.counted()},
+            details=lambda: {"tubes": plan.counted(self._promise(plan))},
             endpoint="tube_change",
             noun="tube",
             facts=plan.facts,
@@ -250,7 +258,7 @@ class TubeChanges:
             plan,
             lambda task: self._work(task, plan, is_counted),
             kind="tubes-change",
-            details=lambda: {"tubes": plan.counted()},
+            details=lambda: {"tubes": plan.counted(None)},
             back=lambda: url_for("overview"),
             verb=plan.change.done,
             noun="tube",
@@ -258,6 +266,10 @@ class TubeChanges:
         )
         plan.run = task.id
         return task
+
+    def _promise(self, plan: TubePlan) -> str | None:
+        """Return the sentence that says whether the change could be undone; None for a change of no jobs."""
+        return self._saved_changes.change_promise(plan.jobs) if plan.change.key == KICK else None
 
     def _count(self, task: Task, plan: TubePlan) -> None:
         """Find the tubes of *plan*. Switches."""

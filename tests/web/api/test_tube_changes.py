@@ -29,16 +29,19 @@ def test_dry_run_then_run(tubes: Queue, program: Program) -> None:
         "tubes": 2,
         "jobs": 3,
         "sample": [{"tube": "billing.b", "jobs": 2}, {"tube": "billing.a", "jobs": 1}],
+        "undo": "This can be undone for a day, except for jobs that are reserved or changed by then.",
         "run": None,
     }
     run = ended(program, program.do("POST", f"/tasks/{task['id']}/run", status=202))
     assert (run["kind"], run["state"], run["changed"]) == ("tubes-change", "done", 3)
-    assert program.get(f"/tasks/{task['id']}")["tubes"]["run"] == run["id"]
+    assert (program.get(f"/tasks/{task['id']}")["tubes"]["run"], run["tubes"]["undo"]) == (run["id"], None)
     assert [len(tubes.broker.tubes[name].buried) for name in (b"billing.a", b"billing.b", b"mail")] == [0, 0, 3]
 
 
 def test_pause_and_resume_at_once(tubes: Queue, program: Program) -> None:
     body = {"seconds": 0.5, "reason": "a  b"}
+    task = ended(program, program.do("POST", "/tubes/pause", body, 202, pattern="*i*"))
+    assert task["tubes"]["undo"] is None
     task = ended(program, program.do("POST", "/tubes/pause", body, 202, pattern="*i*", dry_run="false"))
     assert (task["kind"], task["changed"]) == ("tubes-change", 3)
     assert program.get("/tube", tube="mail")["pause_reason"] == "a b"
