@@ -226,6 +226,27 @@ def test_page_shows_the_newest_first_with_links_to_tube_and_job(queue: Queue) ->
     assert (found["a+b"], found["job 1"]) == ("/tube?tube=a%2Bb", "/job?id=1")
 
 
+@pytest.mark.parametrize(
+    ("what", "details", "shown"),
+    [
+        ("tube/pause", {"seconds": "0.500"}, "for 0.5 s"),
+        ("tubes/end", {"seconds": "600"}, "for 10 min"),
+        (
+            "policy/set",
+            {"document": '{"tubes":["mail.*","sms"],"priority":0,"max_jobs":1000,"overflow":"refuse","ttr_min":90}'},
+            "settings tubes: mail.*, sms; maximum jobs: 1,000; when full: refuse; minimum TTR: 90 s",
+        ),
+        ("policy/set", {"document": '{"tubes":["*"],"priority":7,"unique":"bo'}, "settings tubes: *; priority: 7; …"),
+        ("policy/set", {"document": '{"tubes":["mail.a'}, "settings …"),
+    ],
+)
+def test_details_are_shown_for_people(queue: Queue, what: str, details: dict[str, str], shown: str) -> None:
+    app = queue.app()
+    app.extensions["dashboard"].audit.note(what, **details)
+    ((*_, details_shown),) = rows(app.test_client())
+    assert details_shown == shown
+
+
 def test_filter_by_action_finds_the_action(queue: Queue) -> None:
     queue.put("mail", count=5)
     (id,) = queue.put("mail")

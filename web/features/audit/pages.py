@@ -26,6 +26,7 @@ from greenstalk_server.web.features.audit.entries import (
     find_entries,
     require_audit_access,
 )
+from greenstalk_server.web.features.policies.setting_texts import document_text
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.store.audit import Audit, Entry
 
@@ -146,8 +147,13 @@ def _action(entry: Entry) -> str:
 def _detail(name: str, value: str | int) -> tuple[str, str]:
     """Return the *name* and the *value* of a detail for people."""
     shown = str(value)
-    if isinstance(value, int):
-        shown = text.duration(value) if name == "seconds" else text.size(value) if name == "bytes" else shown
+    if name == "document":
+        shown = document_text(shown)
+    elif name == "seconds":
+        seconds = float(value)  # a text if the change has fractions of seconds or is one of many tubes
+        shown = text.duration(int(seconds)) if seconds.is_integer() else f"{seconds:g}{text.NBSP}s"
+    elif name == "bytes" and isinstance(value, int):
+        shown = text.size(value)
     return DETAIL_NAMES.get(name, name), "yes" if name == "forced" else shown
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,6 +117,34 @@ def value_text(key: str, value: object) -> str:
     if kind == SIZE:
         return text.size(int(value))
     return f"{value:,} per second" if kind == RATE else f"{value:,}"
+
+
+def setting_pairs(document: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Return the label and the value of each setting of the policy *document*, for people."""
+    return [(one.label, value_text(key, document[key])) for key, one in SETTING_TEXTS.items() if key in document]
+
+
+def document_text(document: str) -> str:
+    """Return the JSON *document* of a policy for people: `tubes: mail.*; maximum jobs: 1,000; when full: refuse`.
+
+    The audit log may have cut the document: `…` stands for the settings after the cut.
+    """
+    read, end = _read_cut(document)
+    pairs = [("tubes", value_text("tubes", read["tubes"]))] if "tubes" in read else []
+    pairs += [("priority", str(read["priority"]))] if read.get("priority") else []
+    pairs += [(label[0].lower() + label[1:], value) for label, value in setting_pairs(read)]
+    return "; ".join([*(f"{label}: {value}" for label, value in pairs), *([] if end == len(document) else ["…"])])
+
+
+def _read_cut(document: str) -> tuple[dict[str, object], int]:
+    """Return the members of a JSON object that may be cut, and the position after the last one that is whole."""
+    end = len(document)
+    while end > 0:
+        with suppress(ValueError):
+            whole = document if end == len(document) else document[:end] + "}"
+            return dict(json.loads(whole)), end
+        end = document.rfind(',"', 0, end)
+    return {}, 0
 
 
 def _time_text(seconds: float) -> str:

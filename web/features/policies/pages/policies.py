@@ -16,7 +16,7 @@ from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.policies.policy import SETTINGS, Policy, PolicyError
+from greenstalk_server.core.policies.policy import Policy, PolicyError
 from greenstalk_server.web.changes.tasks import Task, Tasks
 from greenstalk_server.web.features.policies.changes import Effect, ListedPolicy, PolicyChanges
 from greenstalk_server.web.features.policies.pages.policy_form import (
@@ -28,7 +28,7 @@ from greenstalk_server.web.features.policies.pages.policy_form import (
     submitted_form,
     version_of,
 )
-from greenstalk_server.web.features.policies.setting_texts import GROUPS, SETTING_TEXTS, value_text
+from greenstalk_server.web.features.policies.setting_texts import GROUPS, SETTING_TEXTS, setting_pairs
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
@@ -264,7 +264,7 @@ def _row(policy: ListedPolicy, matched: int) -> PolicyRow:
         name=policy.name,
         patterns=_patterns(policy),
         priority=str(document.get(PRIORITY, text.NONE)),
-        settings=[(SETTING_TEXTS[key].label, value_text(key, document[key])) for key in SETTINGS if key in document],
+        settings=setting_pairs(document),
         source="configuration file" if policy.is_from_file else "run time",
         matched=text.number(0 if policy.problem else matched),
         problem=policy.problem,
