@@ -13,9 +13,8 @@ import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime import gc_tuning
-from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, MIN_TRIM, Upkeep, collect_old, tune_gc
+from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, MIN_TRIM, UPKEEP_INTERVAL, Upkeep, collect_old, tune_gc
 from greenstalk_server.runtime.memory import resident_bytes
-from greenstalk_server.runtime.scheduling import yield_to_loop
 from tests.support.daemon import REPOSITORY, TIMEOUT
 
 JOBS = 10_000
@@ -92,7 +91,7 @@ def test_old_garbage_is_freed() -> None:
 
 @pytest.fixture
 def upkeep(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Upkeep in each iteration of the event loop."""
+    """Upkeep that collects and checks in each of its runs."""
     monkeypatch.setattr(gc_tuning, "COLLECTION_INTERVAL", 0)
     monkeypatch.setattr(gc_tuning, "CHECK_SHARE", 0)
     running = Upkeep()
@@ -104,10 +103,10 @@ def upkeep(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("tuned", "upkeep")
 def test_young_objects_are_collected_even_if_as_many_old_ones_are_freed() -> None:
     cycles = [Cycle() for _ in range(10 * BATCH)]
-    yield_to_loop()
+    gevent.sleep(2 * UPKEEP_INTERVAL)
     for at in range(0, len(cycles), BATCH):
         cycles[at : at + BATCH] = [Cycle() for _ in range(BATCH)]
-        yield_to_loop()
+        gevent.sleep(2 * UPKEEP_INTERVAL)
         assert sum(type(one) is Cycle for one in gc.get_objects(0)) == 0
 
 
@@ -116,11 +115,11 @@ def test_memory_is_returned_in_portions_while_it_becomes_free() -> None:
     size, kept = 1000, 0
     blocks = [bytes(size) for _ in range(20 * MIN_TRIM // size // 4)]
     above = bytes(size)  # else glibc returns the memory at the end of the heap itself
-    yield_to_loop()
+    gevent.sleep(2 * UPKEEP_INTERVAL)
     used = resident_bytes() - size * len(blocks)
     while blocks:
         del blocks[-(MIN_TRIM // size // 4) :]
-        yield_to_loop()
+        gevent.sleep(2 * UPKEEP_INTERVAL)
         kept = max(kept, resident_bytes() - size * len(blocks) - used)
     assert MIN_TRIM / 2 < kept < 2 * MIN_TRIM
     assert above
