@@ -49,9 +49,11 @@ function middle(name) {
     return element;
   }
   element.classList.add("long");
-  for (const part of [name.slice(0, -NAME_END), name.slice(-NAME_END)]) {
-    element.append(Object.assign(document.createElement("span"), { textContent: part }));
-  }
+  element.dataset.end = name.slice(-NAME_END);
+  const [whole, end] = [document.createElement("span"), document.createElement("span")];
+  end.textContent = element.dataset.end;
+  whole.append(name.slice(0, -NAME_END), end);
+  element.append(whole);
   return element;
 }
 

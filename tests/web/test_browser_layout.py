@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from playwright.sync_api import Page
 
 from tests.support.daemon import Daemon
 
@@ -69,8 +70,9 @@ BROKEN = """selector => {
 OUTSIDE = """() => [...document.querySelectorAll('main *')]
     .filter(one => one.offsetParent !== null)
     .filter(one => !one.closest('.table-scroll, .pages, .points-scroll, .error-sample, pre, svg, .visually-hidden'))
-    .filter(one => one.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
-    .map(one => `${one.tagName} ${one.className}`)"""
+    .map(one => [one, one.getBoundingClientRect()])
+    .filter(([, { width, right }]) => width > 0 && right > document.documentElement.clientWidth + 1)
+    .map(([one]) => `${one.tagName} ${one.className}`)"""
 """Returns the elements that reach out of the window, although an ancestor may clip them."""
 
 NUMBERS = (
@@ -163,11 +165,21 @@ def test_every_page_fits(chromium: Browser, wide: str, width: int, theme: Any) -
 
 
 NAMES = """() => [...document.querySelectorAll('main .cut-name.long')].filter(one => one.offsetParent !== null).map(one => {
-    const [start, end] = one.children;
-    return [one.title, one.textContent, start.scrollWidth > start.clientWidth, end.scrollWidth <= end.offsetWidth + 1,
-            end.getBoundingClientRect().right <= one.parentElement.closest('th, td, li, div, h1, nav').getBoundingClientRect().right + 1];
+    const start = one.firstElementChild, end = parseFloat(getComputedStyle(one, '::after').width), box = one.getBoundingClientRect();
+    return [one.title, one.textContent, start.scrollWidth > start.clientWidth,
+            end > 0 && start.getBoundingClientRect().right + end <= box.right + 1,
+            box.right <= one.parentElement.closest('th, td, li, div, h1, nav').getBoundingClientRect().right + 1];
 })"""  # noqa: E501
 """Returns the title, the text, whether the start is cut, whether the end is whole, and whether it is inside."""
+
+
+def accessible_names(page: Page) -> set[str]:
+    """Return the accessible names of the links and headings of *page*."""
+    session = page.context.new_cdp_session(page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    session.detach()
+    roles = ("link", "heading")
+    return {node["name"]["value"] for node in nodes if node.get("role", {}).get("value") in roles and "name" in node}
 
 
 @pytest.mark.parametrize("width", [360, 1440])
@@ -182,6 +194,7 @@ def test_names_are_cut_in_the_middle(chromium: Browser, wide: str, width: int, p
             assert is_whole == [True, True], title
             assert is_cut or title not in (LONG, SOLID), title
         assert any(longest in title for title in names)
+        assert any(title in accessible_names(tab.page) for title in names if longest in title)
         assert (tab.console, tab.elsewhere) == ([], [])
 
 

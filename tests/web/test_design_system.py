@@ -17,7 +17,7 @@ DECLARATION = re.compile(r"([a-z-]+):\s*([^;{}]+);")
 COLOR = re.compile(r"#[0-9a-fA-F]{3,8}\b|\b(?:rgba?|hsla?|oklch|oklab|lab|lch|light-dark)\(")
 NAMED = re.compile(r"\b(?:white|black|red|green|blue|gr[ae]y|orange|yellow|purple|violet|pink|brown|silver|gold)\b")
 FROM_TOKENS = {
-    "font-size": re.compile(r"var\(--text-[a-z]+\)|inherit"),
+    "font-size": re.compile(r"var\(--text-[a-z]+\)|inherit|0"),
     "font-family": re.compile(r"var\(--(?:sans|mono)\)|inherit"),
     "font-weight": re.compile(r"var\(--(?:regular|medium|strong)\)|inherit"),
     "border-radius": re.compile(r"(?:(?:var\(--radius[a-z-]*\)|0|50%)\s*)+"),

@@ -139,14 +139,15 @@ def breakable(name: str) -> Markup:
 def middle(name: str) -> Markup:
     """Return *name* as HTML that is cut in its middle if it does not fit; static/live.js does the same.
 
-    The end of a long name is an element of its own, which is never cut. The title has the whole name.
+    The style sheet draws the end of a long name, which is never cut, from its `data-end`. The text of the element is
+    the whole name in one block, so that its accessible name has no space at the cut. The title has the name too.
     """
     name = spelled(name)
     if len(name) <= LONGEST_UNCUT:
         return Markup('<span class="cut-name" title="{}">{}</span>').format(name, name)
     start, end = name[:-NAME_END], name[-NAME_END:]
-    return Markup('<span class="cut-name long" title="{}"><span>{}</span><span>{}</span></span>').format(
-        name, start, end
+    return Markup('<span class="cut-name long" title="{}" data-end="{}"><span>{}<span>{}</span></span></span>').format(
+        name, end, start, end
     )
 
 
