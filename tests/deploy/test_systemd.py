@@ -56,8 +56,8 @@ def test_backup_units_are_valid(systemd: str, tmp_path: Path) -> None:
     assert "Next elapse: " in run(systemd, "calendar", when).stdout
 
 
-def test_backup_writes_a_dated_file(tmp_path: Path) -> None:
-    """Run the command of the unit, with its directories in *tmp_path*."""
+def test_backup_writes_a_dated_file_and_removes_the_oldest(tmp_path: Path) -> None:
+    """Run the command of the unit, with its directories in *tmp_path*; the exports of earlier days are copies."""
     queue, backups = tmp_path / "greenstalk", tmp_path / "greenstalk-backup"
     for directory in (queue, backups):
         directory.mkdir()
@@ -66,9 +66,16 @@ def test_backup_writes_a_dated_file(tmp_path: Path) -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(queue)) as daemon:
         assert daemon.ask(PUT) == b"INSERTED 1"
         done = run(*shlex.split(command), cwd=REPOSITORY)
-    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
-    (made,) = backups.iterdir()
-    assert '"tube":"default"' in made.read_text()
+        assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+        (made,) = backups.iterdir()
+        earlier = [backups / f"greenstalk-202001{day:02}T030000Z.jsonl" for day in range(1, 16)]
+        for name in earlier:
+            shutil.copy(made, name)
+        made.unlink()
+        assert run(*shlex.split(command), cwd=REPOSITORY).returncode == 0
+    (newest,) = set(backups.iterdir()) - set(earlier)
+    assert '"tube":"default"' in newest.read_text()
+    assert [name for name in earlier if name.exists()] == earlier[2:]  # 13 and the new one
 
 
 def test_second_socket_of_the_page_is_valid(systemd: str, tmp_path: Path) -> None:
