@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.ctl.world import Client, connect, ctl, finish, ids, jobs, run, spawn, spawn_at
-from tests.support.daemon import Daemon
+from tests.ctl.world import COMMAND, Client, connect, ctl, finish, ids, jobs, run, spawn, spawn_at, where
+from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, Daemon
 from tests.support.peer import eventually
 from tests.support.ports import free_ports
+from tests.support.processes import ending
 from tests.support.servers import Server
 
 
@@ -139,6 +142,39 @@ def test_third_signal_ends_a_command_that_ignores_the_second(one: Server, tmp_pa
         process.send_signal(signal.SIGTERM)
         eventually((tmp_path / "second").exists, "the command has the second signal")
         assert finish(process, signal.SIGTERM).code == 130
+        assert ids(mail, "mail", "ready") == [job]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can run a command as another user")
+def test_signals_do_not_end_a_command_of_another_user(one: Server) -> None:
+    """The worker is root without the capability CAP_KILL, so it cannot signal the command, as that of `sudo`."""
+    with connect(one, "mail") as mail:
+        job = mail.put(b"")
+        command = ("setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", "echo $$; exec sleep 99")
+        arguments = [*MINDING_SIGNALS, *COMMAND, *where(one), "work", "mail", "--", *command]
+        worker = subprocess.Popen(
+            ["setpriv", "--bounding-set=-kill", *arguments],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        with ending(worker):
+            assert worker.stdout is not None and worker.stderr is not None
+            pid = int(worker.stdout.readline())
+            try:
+                worker.send_signal(signal.SIGTERM)
+                assert worker.stderr.readline().startswith(b"stopping when")
+                for _ in range(2):
+                    worker.send_signal(signal.SIGTERM)
+                    with pytest.raises(subprocess.TimeoutExpired):
+                        worker.wait(0.2)
+                assert mail.stats_job(job)["state"] == "reserved"
+            finally:
+                os.kill(pid, signal.SIGKILL)
+            done = finish(worker)
+        assert (done.code, done.err.splitlines()[-1]) == (
+            130, "greenstalkctl: the commands were ended, and their jobs are ready again",
+        )  # fmt: skip
         assert ids(mail, "mail", "ready") == [job]
 
 
