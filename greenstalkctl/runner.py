@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,8 +62,9 @@ class Runner:
         self._time_limit = time_limit
         self._running = set[subprocess.Popen[bytes]]()
         self._is_ending = False
+        self._lock = threading.Lock()
         self.failed = 0
-        """Number of jobs whose command has failed."""
+        """Number of jobs whose command has failed; changed with the lock."""
 
     def __call__(self, job: Job[bytes]) -> None:
         """Run the command for *job*; raise Release or Bury if it fails."""
@@ -74,7 +76,8 @@ class Runner:
         if self._is_ending:
             log.info("job %d of %s is released: its command was ended", job.id, job.meta["tube"])
             raise Release
-        self.failed += 1
+        with self._lock:
+            self.failed += 1
         order = self._retries.refuse(code, why, attempt)
         if isinstance(order, Release):
             log.warning(
