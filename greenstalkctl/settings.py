@@ -152,9 +152,10 @@ class Settings:
             self.out.note(f"warning: {entry.warning}")
         self.server, self._context = entry.address, None
         self._files_before_entry = {name: getattr(self, name) for name in TLS_FILES}
-        for name in TLS_FILES:
-            if getattr(entry, name) and name not in self.on_command_line:
-                setattr(self, name, getattr(entry, name))
+        if entry.cafile and "cafile" not in self.on_command_line:
+            self.cafile = entry.cafile
+        if (entry.cert or entry.key) and not self.on_command_line & {"cert", "key"}:
+            self.cert, self.key = entry.cert, entry.key
         if "api" not in self.on_command_line:
             self.api = entry.api
             if "api-token-file" not in self.on_command_line:
@@ -211,7 +212,8 @@ class Settings:
         if self.key and not self.cert:
             raise InvalidUsage("--key needs --cert, the certificate of that key")
         if self._context is None:
-            self._context = tls.context(self.cafile, self.cert, self.key)
+            has_own_key = "cert" in self.on_command_line and "key" not in self.on_command_line
+            self._context = tls.context(self.cafile, self.cert, "" if has_own_key else self.key)
         return self._context
 
     def _expect_tls(self, *ends: Address | Url) -> None:

@@ -119,6 +119,35 @@ def test_certificate_and_key_may_be_in_one_file(mutual: str, directory: Path) ->
     assert run("--tls", "-s", mutual, *given, "stats").code == 0
 
 
+def test_certificate_and_key_come_from_one_source(
+    mutual: str, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of the environment is never used with a certificate of an entry or of the command line."""
+    both = directory / "both.pem"
+    server = f'address = "tls:{mutual}"\ncafile = "{directory / "authority.pem"}"\n'
+    entries = {
+        "both": f'cert = "{both}"\n',
+        "pair": f'cert = "{directory / "mail-1.pem"}"\nkey = "{directory / "mail-1.key"}"\n',
+        "key": f'key = "{directory / "mail-1.key"}"\n',
+        "none": "",
+    }
+    path = tmp_path / "ctl.toml"
+    path.write_text("".join(f"[servers.{name}]\n{server}{files}" for name, files in entries.items()))
+    monkeypatch.setenv("GREENSTALKCTL_CONFIG", str(path))
+    monkeypatch.setenv("GREENSTALKCTL_CERT", str(directory / "stranger" / "mail-1.pem"))
+    monkeypatch.setenv("GREENSTALKCTL_KEY", str(directory / "stranger" / "mail-1.key"))
+    for given in (
+        ["-s", "both"],
+        ["-s", "pair"],
+        ["-s", "none", "--cert", str(both)],
+        ["-s", "pair", "--cert", str(both)],
+    ):
+        done = run(*given, "stats")
+        assert done.code == 0, (given, done.err)
+    assert "--key needs --cert" in error_line(2, "-s", "key", "stats")
+    assert "--cert" in error_line(3, "-s", "none", "stats")  # the pair of the environment
+
+
 @pytest.mark.parametrize("is_source", [False, True], ids=["plain to TLS", "TLS to plain"])
 def test_drain_to_over_tls(one: Server, plain_client: str, directory: Path, is_source: bool) -> None:
     authority = ["--cafile", str(directory / "authority.pem")]
