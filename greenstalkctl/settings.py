@@ -178,8 +178,12 @@ class Settings:
 
     def open_api_if_named(self) -> Api | None:
         """Connect to the API; return None if its URL is unknown."""
+        return self.open_api("dashboard") if self.names_api() else None
+
+    def names_api(self) -> bool:
+        """Return whether the URL of the API is known."""
         self._apply_entry()
-        return None if self._effective("api", self.api) is None else self.open_api("dashboard")
+        return self._effective("api", self.api) is not None
 
     def connect_to(self, target: Address | NamedServer) -> Server:
         """Connect over the protocol to *target*, instead of the server of --server.

@@ -15,7 +15,7 @@ from greenstalkctl.api import Api
 from greenstalkctl.errors import CommandError, NoResult
 from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server
-from greenstalkctl.settings import Queue, Settings
+from greenstalkctl.settings import Settings
 from greenstalkctl.text import plural, printable
 from greenstalkctl.version import VERSION
 from greenstalkctl.watching import ReadCommand
@@ -48,7 +48,7 @@ def doctor(settings: Settings) -> None:
 
     Without --api: the connection and its certificate, the version, whether the server drains, tubes without workers,
     and on the server's own machine its limit of open files. With --api also the dashboard, the journal, the disk, the
-    clock, and all conditions that need attention.
+    clock, and all conditions that need attention, which include tubes without workers.
     """
     found = list(_findings(settings))
     width = max(len(each.check) for each in found)
@@ -59,7 +59,7 @@ def doctor(settings: Settings) -> None:
 
 
 def _findings(settings: Settings) -> Iterator[Finding]:
-    yield from _examined("protocol", settings.connect_if_named, _examine_server)
+    yield from _examined("protocol", settings.connect_if_named, lambda server: _examine_server(server, settings))
     yield from _examined("dashboard", settings.open_api_if_named, _examine_api)
 
 
@@ -84,21 +84,23 @@ _HOW: Final = {
 }
 
 
-def _examine_server(server: Server) -> Iterator[Finding]:
+def _examine_server(server: Server, settings: Settings) -> Iterator[Finding]:
     start = time.perf_counter()
     stats = server.stats()
     milliseconds = (time.perf_counter() - start) * 1000
     yield Finding("protocol", "ok", f"{server.address} answers in {milliseconds:.1f} ms")
     if (expires := server.certificate_expires) is not None:
         yield _certificate(expires)
-    yield _version(stats, has_extensions=server.has_extensions())
+    has_extensions = server.has_extensions()
+    yield _version(stats, has_extensions=has_extensions)
     if stats.get("draining") in (True, "true"):
         yield Finding(
             "puts",
             "problem",
             "the server is draining; puts fail with DRAINING; run `greenstalkctl undrain` or restart it",
         )
-    yield _workers(server)
+    if not settings.names_api():  # the conditions tell, and know dead-letter tubes and workers over HTTP
+        yield _workers(server, has_extensions=has_extensions)
     if (files := _files(stats)) is not None:
         yield files
 
@@ -122,16 +124,20 @@ def _version(stats: Stats, *, has_extensions: bool) -> Finding:
     return Finding("version", "ok", version)
 
 
-def _workers(queue: Queue) -> Finding:
+def _workers(server: Server, *, has_extensions: bool) -> Finding:
+    """Find tubes without workers: a problem only if the server has no dead-letter tubes and no workers over HTTP."""
     names = [
         str(stats["name"])
-        for stats in queue.all_tube_stats()
+        for stats in server.all_tube_stats()
         if stats["current-jobs-ready"] and not stats["current-watching"]
     ]
     if not names:
         return Finding("workers", "ok", "each tube with ready jobs has a worker")
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     text = f"no worker watches {', '.join(names[:MAX_NAMES])}{more}; the ready jobs there wait"
+    if has_extensions:
+        why = "unless it is a dead-letter tube, or its workers use HTTP"
+        return Finding("workers", "note", f"{text}; start workers {why}; add --api to tell them apart")
     return Finding("workers", "problem", f"{text}; start workers, or check the names of the tubes")
 
 
@@ -162,7 +168,8 @@ def _examine_api(api: Api) -> Iterator[Finding]:
     for each in conditions:
         where = f"{each['tube']}: " if each["tube"] else ""
         how = f"see {str(api.address).rstrip('/')}{each['link']}"
-        yield Finding(str(each["condition"]), "problem", f"{where}{each['sentence']}; {how}")
+        sentence = str(each["sentence"]).removesuffix(".").replace("\xa0", " ")
+        yield Finding(str(each["condition"]), "problem", f"{where}{sentence}; {how}")
     if not conditions:
         yield Finding("attention", "ok", "no condition needs attention")
 
