@@ -1,4 +1,4 @@
-"""The wheel: its files, and the commands that it installs with its dependencies in an empty environment."""
+"""The wheel: its files, and the server that runs from them. `make test-dist` installs it in an empty environment."""
 
 from __future__ import annotations
 
@@ -75,26 +75,21 @@ def wheel(checkout: Path) -> Path:
     assert {"greenstalk_server/removed.py", "greenstalk_server/web/templates/removed.html"} <= names(build(checkout))
     for file in removed:
         file.unlink()
-    return build(checkout, is_isolated=True)
+    return build(checkout)
 
 
-def build(checkout: Path, *, is_isolated: bool = False, **variables: str) -> Path:
-    """Build the wheel of *checkout*; return its path.
-
-    is_isolated     as users build it: pip installs the packages of `build-system.requires`, which takes 20 s. Otherwise
-                    those of this environment are used.
-    """
+def build(checkout: Path, **variables: str) -> Path:
+    """Build the wheel of *checkout* with the packages of this environment; return its path."""
     shutil.rmtree(checkout / "dist", ignore_errors=True)
-    done = pip_wheel(checkout, is_isolated=is_isolated, **variables)
+    done = pip_wheel(checkout, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = (checkout / "dist").iterdir()
     return built
 
 
-def pip_wheel(checkout: Path, *, is_isolated: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
-    options = () if is_isolated else ("--no-build-isolation",)
+def pip_wheel(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     paths = ("--wheel-dir", str(checkout / "dist"), str(checkout))
-    command = (sys.executable, "-m", "pip", "wheel", "--no-deps", *options, *paths)
+    command = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", *paths)
     kept = {name: text for name, text in os.environ.items() if not name.startswith("GREENSTALK_")}
     return subprocess.run(
         command, env=kept | variables, capture_output=True, text=True, timeout=2 * TIMEOUT, check=False
@@ -112,15 +107,6 @@ def names(wheel: Path) -> set[str]:
     """Return the files that *wheel* installs."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
-
-
-@pytest.fixture(scope="module")
-def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and its dependencies."""
-    environment = tmp_path_factory.mktemp("installation")
-    succeed(sys.executable, "-m", "venv", "--without-pip", environment)
-    install(environment, copy_of_client(tmp_path_factory.mktemp("client")), wheel)
-    return environment
 
 
 def test_wheel_has_every_file_the_compiled_core_and_the_compiled_templates(wheel: Path) -> None:
@@ -177,36 +163,31 @@ def installed_files() -> set[str]:
 
 
 def first_log_line(wheel: Path, directory: Path) -> str:
-    """Start the server of *wheel*, unpacked into *directory*, with the dependencies of this environment."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(directory / "unpacked")
-    environ = environment(PYTHONPATH=str(directory / "unpacked"))
-    environ.pop("GREENSTALK_PURE", None)
-    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", environ=environ, cwd=directory) as daemon:
+    """Start the server of *wheel*, which is pure Python; return the first line of its log."""
+    with serving(wheel, directory) as daemon:
         assert "(pure Python), process " in daemon.first_lines
         code, said = daemon.stop()
     assert code == 0
     return said.splitlines()[0]
 
 
-def test_installed_commands_work_outside_the_checkout(installation: Path, tmp_path: Path) -> None:
-    (templates,) = installation.glob(f"lib/*/site-packages/{TEMPLATES}")
-    before = templates.read_bytes()
-    with serving(installation, tmp_path) as daemon:
+def test_server_of_the_compiled_wheel_serves_the_dashboard(wheel: Path, tmp_path: Path) -> None:
+    with serving(wheel, tmp_path) as daemon:
         assert "(compiled), process " in daemon.first_lines
-        assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
-        succeed(installation / "bin" / "greenstalkctl", "--server", f"127.0.0.1:{daemon.port}", "peek", "1")
+        templates = tmp_path / "unpacked" / TEMPLATES
+        before = templates.read_bytes()
         check_dashboard(daemon)
         assert daemon.stop()[0] == 0
     assert templates.read_bytes() == before  # the server has compiled none
 
 
-def serving(installation: Path, directory: Path) -> Daemon:
-    """Start the installed server in *directory*."""
-    command = (str(installation / "bin" / "greenstalk-server"),)
-    environ = environment()
+def serving(wheel: Path, directory: Path) -> Daemon:
+    """Start the server of *wheel*, unpacked into *directory*, with the dependencies of this environment."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory / "unpacked")
+    environ = environment(PYTHONPATH=str(directory / "unpacked"))
     environ.pop("GREENSTALK_PURE", None)
-    return Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", command=command, environ=environ, cwd=directory)
+    return Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", environ=environ, cwd=directory)
 
 
 def check_dashboard(daemon: Daemon) -> None:

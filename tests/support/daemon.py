@@ -36,7 +36,7 @@ def environment(**variables: str) -> dict[str, str]:
 
     Servers run the build that this process runs.
     """
-    ours = re.compile(r"PORT$|GREENSTALK_(?!PURE$)|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$")
+    ours = re.compile(r"PORT$|GREENSTALK_(?!PURE$)|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$|PYTEST_")
     kept = {name: text for name, text in os.environ.items() if not ours.match(name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | variables
 

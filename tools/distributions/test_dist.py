@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -13,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server import __version__
-from tests.packaging.test_wheel import installed_files, names
-from tools.distributions.__main__ import CANDIDATES, DIST, interpreters
+from tests.packaging.test_wheel import check_dashboard, installed_files, names, succeed
+from tests.support.daemon import Daemon, environment
+from tools.distributions.__main__ import CANDIDATES, DIST, WORK, interpreters
 from tools.distributions.sources import CLIENT, REPOSITORY, git
 
 pytestmark = pytest.mark.timeout(1800)
 
 SERVER = "greenstalk_server"
+LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
 
 def archive(name: str) -> set[str]:
@@ -46,6 +49,23 @@ def test_wheels_have_the_modules_and_the_version() -> None:
             line = f'VERSION: Final = "{__version__}"\n'
             assert line in files.read("greenstalk_server/version.py").decode()
             assert line in files.read("greenstalkctl/version.py").decode()
+
+
+def test_installed_commands_work_outside_the_checkout(tmp_path: Path) -> None:
+    programs = WORK / "try" / "bin"  # make dist has installed the last wheel there
+    command = (str(programs / "greenstalk-server"),)
+    with Daemon(*LOOPBACK, command=command, environ=environment(), cwd=tmp_path) as daemon:
+        assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
+        succeed(programs / "greenstalkctl", "--server", f"127.0.0.1:{daemon.port}", "peek", "1")
+        check_dashboard(daemon)
+        assert daemon.stop()[0] == 0
+
+
+def test_requirements_txt_names_both_distributions() -> None:
+    """Buildpacks install what requirements.txt names."""
+    command = (sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "-r", "requirements.txt")
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert re.search(r"Would install greenstalk-client-\S+ greenstalk-server-", done.stdout)
 
 
 def test_bill_of_materials_names_each_package() -> None:
