@@ -582,6 +582,8 @@ def test_state_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: pyt
     with locked(tmp_path):
         state.save({})
         assert "database is locked" in store.last_error
+    store.save()
+    assert not store.last_error
 
 
 # Reloads
