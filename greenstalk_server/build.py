@@ -126,6 +126,7 @@ INLINED: Final = (
     "protocol/access",
     "runtime/scheduling",
     "runtime/supervisor",
+    "runtime/system",
 )
 """Modules that compiled ones import. mypyc may copy their constants, so the digest covers them too."""
 

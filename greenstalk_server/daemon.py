@@ -62,12 +62,12 @@ from greenstalk_server.runtime.process import (
     READY,
     STOPPING,
     drop_privileges,
-    hide_secrets,
     notify_manager,
     raise_file_limit,
     require_readable_code,
     server_facts,
 )
+from greenstalk_server.runtime.system import hide_secrets
 from greenstalk_server.runtime.threads import run_in_thread
 
 if TYPE_CHECKING:

@@ -51,6 +51,7 @@ from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, StartErr
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.supervisor import Service, before_abort
+from greenstalk_server.runtime.system import boot_time
 from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -525,11 +526,6 @@ def hand_over(options: Options) -> int:
         lease.close()
     print(f"{before.leader} has handed over to {now.leader}")
     return EXIT_OK
-
-
-def boot_time() -> float:
-    """Return seconds by a clock that also advances while the process is stopped or the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _bytes_of(rows: list[Row]) -> int:

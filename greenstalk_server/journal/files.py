@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from greenstalk_server.runtime.system import allocate, sync_all, sync_data
+
 FILE_MODE: Final = 0o600
 """Permissions of the files that the journal creates: jobs may hold secrets."""
 
@@ -99,7 +101,7 @@ class Directory:
         path = Path(self.path, name)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
-            os.posix_fallocate(handle, 0, size)
+            allocate(handle, size)
         except OSError as error:
             os.close(handle)
             with suppress(OSError):
@@ -116,7 +118,7 @@ class Directory:
         return disk.f_favail if disk.f_files else UNLIMITED_FILES
 
     def grow(self, handle: int, size: int) -> None:
-        os.posix_fallocate(handle, 0, size)
+        allocate(handle, size)
 
     def open(self, name: str) -> int:
         return os.open(Path(self.path, name), os.O_RDWR | os.O_CLOEXEC)
@@ -145,7 +147,7 @@ class Directory:
         os.ftruncate(handle, size)
 
     def sync(self, handle: int) -> None:
-        os.fdatasync(handle)
+        sync_data(handle)
 
     def close(self, handle: int) -> None:
         os.close(handle)
@@ -180,6 +182,6 @@ def sync_directory(path: Path) -> None:
     """Wait until the entries of the directory *path* are on disk. Blocks; raises OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(handle)
+        sync_all(handle)
     finally:
         os.close(handle)

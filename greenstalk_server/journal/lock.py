@@ -9,16 +9,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import struct
 from pathlib import Path
 from typing import Final
 
 from greenstalk_server.journal.files import FILE_MODE
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, StartError
+from greenstalk_server.runtime.system import lock_holder
 
 LOCK_NAME: Final = "lock"
-FLOCK: Final = struct.Struct("@hhqqi4x")
-"""struct flock of 64-bit Linux: type, whence, start, len, pid."""
 
 
 class DirectoryLock:
@@ -70,13 +68,9 @@ def holder_of(directory: str) -> str:
 
 
 def _holder(fd: int) -> str:
-    """Return a phrase for the process that holds a lock on *fd*, empty if none does.
-
-    The pid of a process in another pid namespace is unknown.
-    """
-    query = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, query))
-    if kind == fcntl.F_UNLCK:
+    """Return a phrase for the process that holds a lock on *fd*, empty if none does."""
+    pid = lock_holder(fd)
+    if pid == 0:
         return ""
     return f"process {pid}" if pid > 0 else "another process"
 

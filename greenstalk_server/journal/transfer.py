@@ -25,6 +25,7 @@ from greenstalk_server.journal.lock import LOCK_NAME, DirectoryLock
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.runtime.exit_codes import EXIT_DAMAGED, EXIT_JOURNAL, EXIT_OK, StartError
+from greenstalk_server.runtime.system import sync_all
 
 SEGMENT_SIZE: Final = 10 * 2**20
 """Bytes of a segment that an import writes; a single larger job exceeds it."""
@@ -127,7 +128,7 @@ def _output(target: str | None) -> Iterator[BinaryIO]:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), "wb", BUFFER) as out:  # noqa: PTH123
             yield out
             out.flush()
-            os.fsync(out.fileno())
+            sync_all(out.fileno())
         Path(part).replace(target)
     except BaseException:
         with suppress(OSError):

@@ -34,9 +34,7 @@ Docstrings say which methods may switch greenlets.
 
 from __future__ import annotations
 
-import select
 import socket
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -56,6 +54,7 @@ from greenstalk_server.net.listeners import describe_peer
 from greenstalk_server.net.poller import COMMAND_QUANTUM, Handler, Poller
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.system import has_peer_closed, unacknowledged
 
 RECEIVE_SIZE: Final = 65536 + 4096
 """Bytes per recv: the largest put that a server with the default -z accepts, whole."""
@@ -92,9 +91,6 @@ try:
     from greenstalk_server.net._plain_socket import PlainSocket
 except ImportError:  # not compiled
     PlainSocket = None  # type: ignore[assignment,misc]
-
-_TCP_INFO: Final = struct.Struct("24xI28xI")
-"""tcpi_unacked (segments) and tcpi_last_ack_recv (milliseconds) in struct tcp_info of linux/tcp.h."""
 
 
 def _ignore_leave(client: Client) -> None:
@@ -491,9 +487,7 @@ class Connection(Handler):
         """Return whether the peer has closed its side, and the end of its input is unread while the client waits."""
         if not self.is_waiting_unread or self.session.awaited is not None:
             return False
-        poll = select.poll()  # urgent data sets `_has_hung_up` too
-        poll.register(self._sock.fileno(), select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return has_peer_closed(self._fd)  # urgent data sets `_has_hung_up` too
 
     @property
     def is_waiting_unread(self) -> bool:
@@ -512,8 +506,7 @@ class Connection(Handler):
         """
         if self._sock.family == socket.AF_UNIX:
             return False
-        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        segments, silent = _TCP_INFO.unpack(info)
+        segments, silent = unacknowledged(self._sock)
         if not segments:
             self._unacknowledged_at = 0
         elif not self._unacknowledged_at or silent * 1_000_000 < now - self._unacknowledged_at:

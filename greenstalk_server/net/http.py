@@ -15,7 +15,6 @@ import errno
 import fcntl
 import io
 import re
-import select
 import struct
 import termios
 import time
@@ -28,6 +27,7 @@ from gevent.pywsgi import Input, _InvalidClientInput
 
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue
+from greenstalk_server.runtime.system import LEVEL_EVENTS, open_poll
 
 READ_SIZE: Final = 4096
 """Maximum bytes per read. Processing them takes 3 ms if the body is in chunks of one byte."""
@@ -224,10 +224,9 @@ class Readiness:
     """
 
     def __init__(self) -> None:
-        self._epoll: select.epoll = select.epoll()
         self._waiting: dict[int, tuple[Event, float]] = {}  # with the times at which their waits end
         loop = get_hub().loop
-        self._watcher: Any = loop.io(self._epoll.fileno(), 1, ref=False)
+        self._poll, self._watcher = open_poll(loop, ref=False)
         self._watcher.start(self._wake)
         self._timer: Any = loop.timer(TIMEOUT_CHECK_INTERVAL, TIMEOUT_CHECK_INTERVAL)
         self._timer.start(self._end_late)
@@ -237,7 +236,7 @@ class Readiness:
         """Wait until the socket *descriptor* has input; raise TimeoutError soon after *seconds*. Switches."""
         ready = Event()
         self._waiting[descriptor] = ready, time.monotonic() + seconds
-        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP)
+        self._poll.register(descriptor, LEVEL_EVENTS)
         try:
             ready.wait()
             if descriptor not in self._waiting:
@@ -245,10 +244,10 @@ class Readiness:
         finally:
             self._waiting.pop(descriptor, None)
             with suppress(OSError):  # already closed
-                self._epoll.unregister(descriptor)
+                self._poll.unregister(descriptor)
 
     def _wake(self) -> None:
-        for descriptor, _ in self._epoll.poll(0, MAX_WAKES):
+        for descriptor, _ in self._poll.poll(0, MAX_WAKES):
             if descriptor in self._waiting:
                 self._waiting[descriptor][0].set()
 

@@ -16,7 +16,6 @@ import os
 import re
 import socket
 import stat
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -26,6 +25,7 @@ from typing import Any, Final, NamedTuple, Self
 from greenstalk_server.config.options import Options
 from greenstalk_server.runtime.exit_codes import EXIT_LISTEN, StartError
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
+from greenstalk_server.runtime.system import MAX_UNIX_PATH, is_bound, peer_process, set_keepalive
 
 BACKLOG: Final = 4096
 """Connections in the accept queue; the kernel limits it to net.core.somaxconn."""
@@ -40,19 +40,10 @@ PLAIN_NAME: Final = "plain"
 KEEPALIVE_PROBES: Final = 4
 """Unanswered TCP keepalive probes after which the peer is considered lost."""
 
-MAX_UNIX_PATH: Final = 107
-"""Maximum bytes of the path of a Unix socket (unix(7))."""
-
 NOT_A_SOCKET: Final = "a file that is not a socket exists there"
 
 _WITH_PORT: Final = re.compile(r"(?:\[([^]]*)\]|([^:]*)):([0-9]{1,5})")
 """`HOST:PORT`, or `[ADDRESS]:PORT` where the address has colons."""
-
-_CREDENTIALS: Final = struct.Struct("iII")
-"""struct ucred of unix(7): process, user, group."""
-
-_UNIX_BOUND: Final = re.compile(r"\S+ \S+ \S+ 00000000 0001 01 .*")
-"""A line of /proc/net/unix about a stream socket that neither listens nor is connected: flags, type and state."""
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +101,8 @@ def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
     if sock.family == socket.AF_UNIX or not timeout:
         return
     interval = max(1, timeout // (2 * KEEPALIVE_PROBES))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(max(1, timeout - KEEPALIVE_PROBES * interval), 32767))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, min(interval, 32767))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    idle = min(max(1, timeout - KEEPALIVE_PROBES * interval), 32767)
+    set_keepalive(sock, idle, min(interval, 32767), KEEPALIVE_PROBES)
 
 
 def open_web_listener(options: Options) -> socket.socket:
@@ -327,12 +317,7 @@ def describe_peer(sock: socket.socket, address: object) -> tuple[str, str]:
     if sock.family != socket.AF_UNIX:
         assert isinstance(address, tuple)
         return _host_and_port(address[0], address[1]), ""
-    pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    try:
-        program = Path("/proc", str(pid), "comm").read_text(errors="replace").strip()
-    except OSError:  # the process has ended, or is in another namespace
-        program = "unknown program"
-    return UNIX_PREFIX.removesuffix(":"), f"{program}, process {pid}"
+    return UNIX_PREFIX.removesuffix(":"), peer_process(sock)
 
 
 def _remove_socket(path: Path) -> None:
@@ -351,7 +336,7 @@ def _remove_socket(path: Path) -> None:
 
 def _is_served(path: Path) -> bool:
     """Return whether a server listens at *path*, or has bound its socket there and does not listen yet."""
-    if _is_bound(path):
+    if is_bound(path):
         return True
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
@@ -362,15 +347,6 @@ def _is_served(path: Path) -> bool:
         except OSError:
             return False
     return True
-
-
-def _is_bound(path: Path) -> bool:
-    """Return whether a process has bound a socket to *path*, and does not listen yet: its clients are refused too."""
-    try:
-        lines = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return False
-    return any(_UNIX_BOUND.fullmatch(line) for line in lines if line.endswith(f" {path}"))
 
 
 def _configured(sock: socket.socket) -> socket.socket:

@@ -24,7 +24,6 @@ short one. A handler that is alone in its batch is served up to a whole slice.
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -36,12 +35,7 @@ from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue, has_yielding
 from greenstalk_server.runtime.supervisor import abort
-
-READ: Final = 1
-"""Event of a gevent io watcher."""
-
-EVENTS: Final = select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLET
-"""Events of a socket. EPOLLPRI: a recv stops at urgent data, and leaves unread what arrived behind it."""
+from greenstalk_server.runtime.system import EDGE_EVENTS, INPUT, open_poll
 
 BATCH_SIZE: Final = 16
 """Handlers served per batch. Larger batches cost less CPU per command, but raise p99 latency."""
@@ -142,8 +136,6 @@ class Poller:
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Clock = clock
-        self._epoll: select.epoll = select.epoll()
-        self._epoll_fd: int = self._epoll.fileno()
         self._quick_poll: Callable[[int, int, int], list[tuple[int, int]]] | None = poll
         self._handlers: dict[int, Handler] = {}
         self._queue: deque[Handler] = deque()
@@ -158,7 +150,10 @@ class Poller:
         self._is_timed: bool = False  # the timer is armed, and will call `_poll`
         self._is_stopped: bool = False
         self._loop: Any = get_hub().loop
-        self._watcher: Any = self._loop.io(self._epoll_fd, READ, priority=self._loop.MAXPRI)  # before the timer
+        polling = open_poll(self._loop, priority=self._loop.MAXPRI)  # before the timer
+        self._epoll: Any = polling[0]
+        self._watcher: Any = polling[1]
+        self._epoll_fd: int = self._epoll.fileno()
         self._timer: Any = self._loop.timer(YIELD_DELAY)
         self._callbacks: Any = getattr(self._loop, "_callbacks", None)  # of the loop's next iteration
         self.turns: FairQueue = FairQueue()
@@ -180,7 +175,7 @@ class Poller:
         Raise OSError, and change nothing, if the system cannot poll another socket. A handler that leaves something
         unread has to call `queue` when it is to be served again.
         """
-        self._epoll.register(fd, EVENTS)
+        self._epoll.register(fd, EDGE_EVENTS)
         self._handlers[fd] = handler
 
     def remove(self, fd: int) -> None:
@@ -257,7 +252,8 @@ class Poller:
     def _events(self, milliseconds: int, limit: int) -> list[tuple[int, int]]:
         """Return up to *limit* sockets with their events; wait *milliseconds* at most for the first one."""
         if self._quick_poll is None:
-            return self._epoll.poll(milliseconds / 1000, limit)
+            events: list[tuple[int, int]] = self._epoll.poll(milliseconds / 1000, limit)
+            return events
         return self._quick_poll(self._epoll_fd, milliseconds, limit)
 
     def _serve_batch(self, events: list[tuple[int, int]]) -> None:
@@ -314,7 +310,7 @@ class Poller:
             if handler is None:
                 continue
             if self._is_queued and handler in self._is_queued:
-                handler.note_hang_up() if what != select.EPOLLIN else handler.note_unread()
+                handler.note_hang_up() if what != INPUT else handler.note_unread()
                 continue
             if self._spent >= BUDGET:
                 self._late.append((handler, what))
@@ -326,7 +322,7 @@ class Poller:
                 continue
             if data is not None:
                 received.append((handler, data))
-            if what != select.EPOLLIN and data != b"":
+            if what != INPUT and data != b"":
                 handler.note_hang_up()
         return received
 
@@ -334,7 +330,7 @@ class Poller:
         """Queue the handlers that were not received from, behind those that were deferred."""
         late, self._late = self._late, []
         for handler, what in late:
-            handler.note_hang_up() if what != select.EPOLLIN else handler.note_unread()
+            handler.note_hang_up() if what != INPUT else handler.note_unread()
 
     def _take_turns(self, now: int, replies: list[tuple[Handler, bytes]]) -> None:
         """Serve unfinished handlers in turns until the budget is spent; queue those that are still unfinished."""

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-MEMINFO: Final = Path("/proc/meminfo")
-CGROUP: Final = Path("/proc/self/cgroup")
+from greenstalk_server.runtime.system import PROC
+
+MEMINFO: Final = PROC / "meminfo"
+CGROUP: Final = PROC / "self" / "cgroup"
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
@@ -25,7 +27,7 @@ def process_memory() -> tuple[int, int] | None:
     None if the system does not say.
     """
     try:
-        fields = Path("/proc/self/statm").read_text().split()
+        fields = (PROC / "self" / "statm").read_text().split()
     except OSError:
         return None
     page = resource.getpagesize()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import pwd
 import resource
 import secrets
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
 from typing import Final
 
 import gevent
@@ -99,22 +97,6 @@ def raise_file_limit() -> int:
         log.warning("the limit on open files stays at %d: %s", soft, error)
         return soft
     return hard
-
-
-def hide_secrets(names: Collection[str]) -> None:
-    """Overwrite the values of the variables *names* in the environment that /proc/PID/environ shows for this process.
-
-    Python's os.environ is a copy and keeps the values.
-    """
-    wanted = {name.encode() for name in names}
-    environ = ctypes.POINTER(ctypes.c_void_p).in_dll(ctypes.CDLL(None), "environ")
-    for place in count():
-        address = environ[place]
-        if address is None:
-            return
-        name, _, value = ctypes.string_at(address).partition(b"=")
-        if name in wanted:
-            ctypes.memset(address + len(name) + 1, ord("*"), len(value))
 
 
 def notify_manager(state: str, environ: Mapping[str, str]) -> None:

@@ -46,9 +46,10 @@ from greenstalk_server.config.tables.roles import Rights
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
+from greenstalk_server.runtime.system import PEER_CLOSED
 from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.live.peer import PEER_CLOSED, descriptor_of
+from greenstalk_server.web.live.peer import descriptor_of
 
 log = logging.getLogger(__name__)
 

@@ -7,18 +7,13 @@ read the response.
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from gevent import get_hub
 
-PEER_CLOSED: Final = getattr(select, "POLLRDHUP", 0)
-"""Poll event for "the other side has closed". Errors and hang-ups are always reported."""
-
-READ: Final = 1
-"""Read event of a gevent io watcher."""
+from greenstalk_server.runtime.system import READ, has_peer_closed
 
 
 class Peer:
@@ -30,11 +25,7 @@ class Peer:
     @property
     def is_gone(self) -> bool:
         """Whether the peer has closed. Costs one system call."""
-        if self._descriptor is None:
-            return False
-        poll = select.poll()
-        poll.register(self._descriptor, PEER_CLOSED)
-        return bool(poll.poll(0))
+        return self._descriptor is not None and has_peer_closed(self._descriptor)
 
     @contextmanager
     def watched(self, on_end: Callable[[], None]) -> Iterator[None]:
