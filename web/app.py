@@ -236,7 +236,7 @@ def create_dashboard(
         role=role,
         store=store,
     )
-    tube_views = TubeViews(broker, history, attention)
+    tube_views = TubeViews(broker, history, attention, saved)
     servers = Servers(broker, clock, history, attention, options.peers, role)
     saved_changes = SavedChanges(
         rows if rows is not None else SqliteRows(options.directory, FILE_NAME),

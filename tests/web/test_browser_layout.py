@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Page
 
+from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
@@ -34,7 +35,7 @@ SMALL = """least => [...document.querySelectorAll(
         + ` “${one.textContent.slice(0, 20)}” ${Math.round(width)}x${Math.round(height)}`)"""
 """Returns the links, buttons and fields that are smaller than the least size."""
 
-CUT = """() => [...document.querySelectorAll('main th, main td:not(.body), main .badge, main .value, main button')]
+CUT = """() => [...document.querySelectorAll('main :is(th, td:not(.body, .pause), .badge, .value, button)')]
     .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1)
     .filter(one => getComputedStyle(one).clipPath === 'none')
     .map(one => [one.className, one.textContent])"""
@@ -78,12 +79,12 @@ OUTSIDE = """() => [...document.querySelectorAll('main *')]
 NUMBERS = (
     "main :is(.value, .badge, .worker-rate, .held),"
     " .jobs :is(th.id, td.pri, td.state, td.reserves, td.timeouts, td.attempts, td.size),"
-    " .tubes-of-server td:not(.attention)"
+    " .tubes-of-server td:not(.attention, .pause)"
 )
 """Selects the elements whose numbers and words must not break across lines."""
 
 TEXTS_CUT = """() => [...document.querySelectorAll(
-        'main :is(.value, .note, dd, td:not(.body), .badge, .worker-rate)')]
+        'main :is(.value, .note, dd, td:not(.body, .pause), .badge, .worker-rate)')]
     .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)
     .filter(one => getComputedStyle(one).overflow !== 'visible' && one.querySelector('.cut-name') === null)
     .map(one => `${one.className} ${one.textContent}`)"""
@@ -223,6 +224,18 @@ def test_durations_of_cards_stay_on_one_line(chromium: Browser, wide: str) -> No
             lines = tab.page.locator(cells).filter(visible=True).evaluate_all(f"cells => cells.map({LINES})")
             assert set(lines) == {1}, path
             assert not is_too_wide(tab)
+
+
+def test_long_reason_of_a_pause_is_cut_on_the_line_of_its_tube(chromium: Browser, wide: str) -> None:
+    with chromium.tab(wide, 1440) as tab:
+        tab.page.goto(wide)
+        row = tab.page.locator(f"#tubes tr[data-key='{LONG}']")
+        pause = row.locator(".pause")
+        assert pause.inner_text().endswith(", " + "w" * MAX_REASON_LENGTH) and pause.is_visible()
+        assert pause.get_attribute("title") == pause.inner_text()
+        assert pause.evaluate("one => one.scrollWidth > one.clientWidth")
+        other = tab.page.locator("#tubes tr[data-key='mail']")
+        assert row.bounding_box()["height"] == other.bounding_box()["height"]  # type: ignore[index]
 
 
 def test_link_to_the_search_syntax_opens_it(chromium: Browser, wide: str) -> None:

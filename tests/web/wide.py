@@ -11,6 +11,7 @@ from flask import Flask
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, editing, finishing, reserving
+from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 
 from . import aged
 from .conftest import Queue
@@ -50,6 +51,8 @@ def widen(queue: Queue, app: Flask) -> None:
         editing.pause_tube(broker, name.encode(), (2**32 - 1) * SECOND, queue.now)
     with app.test_client() as admin:
         headers = SAME_ORIGIN
+        pause = {"seconds": 2**32 - 1, "reason": "w" * MAX_REASON_LENGTH}
+        assert admin.post(f"/api/v1/tube/pause?tube={LONG}", json=pause, headers=headers).status_code < 300
         response = admin.put(f"/api/v1/policies/{'p' * 100}", json={"tubes": ["*"]} | POLICY, headers=headers)
         assert response.status_code < 300, response.text
 

@@ -17,6 +17,7 @@ from greenstalk_server.web.framework import sparkline, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_label
+from greenstalk_server.web.store.saved_data import SavedData
 
 MAX_FILTER_LENGTH: Final = 200
 """Characters of a filter: the length of the longest tube name."""
@@ -40,9 +41,10 @@ class TubeView:
     """One tube at the time *now*.
 
     top             upper end of its sparkline's scale: the highest put rate of any tube on the page.
+    pause_reason    the reason for its pause; empty if none was given.
     """
 
-    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "_worst", "history", "now", "top", "tube")
+    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "_worst", "history", "now", "pause_reason", "top", "tube")
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class TubeView:
         now: int,
         dead_letter_tubes: DeadLetterTubes,
         worst: ActiveCondition | None,
+        pause_reason: str = "",
     ) -> None:
         self.tube: Tube = tube
         self.history: History = history
@@ -58,6 +61,7 @@ class TubeView:
         self._worst: ActiveCondition | None = worst
         self.now: int = now
         self.top: float = 0.0
+        self.pause_reason: str = pause_reason
         self._rates: Rates | None = None
         self._puts: list[float] | None = None
 
@@ -173,6 +177,11 @@ def _seconds(seconds: float | None) -> str:
     return text.NONE if seconds is None else text.duration(ceil(seconds))
 
 
+def _pause(view: TubeView) -> str:
+    left = _seconds(view.pause_left)
+    return f"{left}, {text.spelled(view.pause_reason)}" if view.pause_reason else left
+
+
 def _drain(view: TubeView) -> str:
     return "growing" if view.drain_time == inf else _seconds(view.drain_time)
 
@@ -211,8 +220,8 @@ COLUMNS: Final = (
     Column(
         "Pause",
         "pause",
-        "Time until jobs of this tube can be reserved again",
-        lambda view: _seconds(view.pause_left),
+        "Time until jobs of this tube can be reserved again, and the reason for the pause",
+        _pause,
         lambda view: view.pause_left,
     ),
     _rate("Put/s", "put", "Jobs put"),
@@ -277,16 +286,25 @@ SortKey = tuple[bool, float, str]
 class TubeViews:
     """The tubes of *broker* as the principal sees them, for the overview and for the API."""
 
-    def __init__(self, broker: Broker, history: History, attention: ConditionMonitor | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        history: History,
+        attention: ConditionMonitor | None = None,
+        saved: SavedData | None = None,
+    ) -> None:
+        """*saved* has the reasons for pauses."""
         self._broker: Broker = broker
         self.history: History = history
         self.dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._attention: ConditionMonitor | None = attention
+        self._saved: SavedData | None = saved
 
     def of(self, tube: Tube, now: int) -> TubeView:
         """Return *tube* at the time *now*."""
         worst = self._attention.worst_of(tube.name) if self._attention is not None else None
-        return TubeView(tube, self.history, now, self.dead_letter_tubes, worst)
+        reason = self._saved.reason(tube.name.decode(), tube.paused_until) if self._saved and tube.paused_until else ""
+        return TubeView(tube, self.history, now, self.dead_letter_tubes, worst, reason)
 
     def scan(self, query: str) -> Iterator[tuple[int, list[Tube]]]:
         """Yield, in batches, the number of visible tubes, and those whose name contains *query*, ignoring case."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -141,7 +141,6 @@ class Views:
             overview=shown,
             sent=sent,
             attention=self._attention_panel(),
-            reasons=self._reasons(row[0] for row in shown.tubes),
             columns=COLUMNS,
             heads=_heads(shown.query, shown.order),
             kept=order_args(shown.order, DEFAULT_ORDER),
@@ -287,12 +286,6 @@ class Views:
 
     def _job(self) -> Job:
         return find_job(self._broker, request.args if request.method == "GET" else request.form)
-
-    def _reasons(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the pause reasons of the tubes *names*, by tube name, without tubes that have no reason."""
-        tubes = ((name, self._broker.tubes.get(name.encode())) for name in names)
-        reasons = {name: self._saved.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
-        return {name: reason for name, reason in reasons.items() if reason}
 
     def _tube_values(self, args: Fields, now: int, *, is_live: bool = False) -> dict[str, Any]:
         """Return the values of tube.html, for the page, or for its live parts if *is_live*. May switch."""
