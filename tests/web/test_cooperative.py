@@ -12,7 +12,7 @@ from greenstalk_server.web.framework import cooperative
 from greenstalk_server.web.framework.cooperative import (
     BUSY_PERIOD,
     CROWD,
-    IDLE_ROUND_TRIP,
+    MAX_IDLE_CPU,
     MAX_PAUSE,
     PAUSE,
     PAUSE_RATIO,
@@ -25,11 +25,16 @@ from .turns import LoopIterations, until
 
 
 class FakeTime:
-    """The time and the event loop of `cooperative`; an iteration of the loop takes *round_trip* seconds."""
+    """The time and the event loop of `cooperative`.
+
+    round_trip      seconds of an iteration of the loop, all of them CPU time of this thread.
+    preempted       seconds that other processes had the CPU.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.round_trip = 0.0
+        self.preempted = 0.0
         self.sleeps: list[float] = []
         self.idle_calls = 0
 
@@ -37,7 +42,7 @@ class FakeTime:
         return self.now
 
     def thread_time(self) -> float:
-        return self.now
+        return self.now - self.preempted
 
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
@@ -59,7 +64,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 
 def make_busy(pace: Pace, clock: FakeTime) -> None:
     """Let *pace* find that others are busy."""
-    clock.round_trip = 2 * IDLE_ROUND_TRIP
+    clock.round_trip = 2 * MAX_IDLE_CPU
     pace.yield_now()
 
 
@@ -80,7 +85,7 @@ def test_work_does_not_yield_before_its_slice_is_used_up(clock: FakeTime) -> Non
 
 
 def test_work_gets_a_thirtieth_of_the_time_while_others_are_busy(clock: FakeTime) -> None:
-    pace, clock.round_trip = Pace(), 2 * IDLE_ROUND_TRIP
+    pace, clock.round_trip = Pace(), 2 * MAX_IDLE_CPU
     clock.now += SLICE
     pace.yield_if_due()
     assert (clock.idle_calls, clock.sleeps) == (1, [])
@@ -144,6 +149,54 @@ def test_one_slice_runs_per_iteration_of_the_loop(short_steps: None) -> None:
     assert done == 1000 and loop.max_progress <= 2
 
 
+def test_time_of_other_processes_is_not_work_of_others(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def idle() -> None:
+        clock.idle_calls += 1
+        clock.now += 1.0
+        clock.preempted += 1.0
+
+    monkeypatch.setattr(cooperative.gevent, "idle", idle)
+    pace = Pace()
+    for _ in range(3):
+        clock.now += SLICE
+        pace.yield_if_due()
+    assert (clock.idle_calls, clock.sleeps) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("is_request", "is_other_request", "took", "is_busy"),
+    [
+        (False, False, 2 * SLICE, False),
+        (True, True, 2 * SLICE, False),
+        (False, True, 2 * SLICE, True),
+        (False, False, 5 * SLICE, True),  # it may have switched, so that most of the time was that of others
+    ],
+)
+def test_slices_of_requests_are_work_of_others_only_outside_of_requests(
+    clock: FakeTime,
+    monkeypatch: pytest.MonkeyPatch,
+    is_request: bool,
+    is_other_request: bool,
+    took: float,
+    is_busy: bool,
+) -> None:
+    monkeypatch.setattr(cooperative, "has_request_context", lambda: is_running_request)
+    pace, other, is_running_request = Pace(), Pace(), is_request
+
+    def idle() -> None:
+        nonlocal is_running_request
+        monkeypatch.setattr(cooperative.gevent, "idle", lambda: None)
+        other._begin_slice()
+        clock.now += took
+        is_running_request = is_other_request
+        other.yield_now()
+        is_running_request = is_request
+
+    monkeypatch.setattr(cooperative.gevent, "idle", idle)
+    pace.yield_now()
+    assert (pace._busy_until > clock.now) == is_busy
+
+
 def test_loop_checks_its_sockets_at_each_yield(short_steps: None) -> None:
     pace, done = Pace(), 0
     with LoopIterations(lambda: done) as loop:
@@ -156,8 +209,8 @@ def test_loop_checks_its_sockets_at_each_yield(short_steps: None) -> None:
 def test_work_does_not_wait_while_others_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cooperative, "PAUSE", 10**6)
     monkeypatch.setattr(cooperative, "SLICE", 0.0)
-    # Otherwise a slow iteration, due to other processes on this machine, would look like work of other greenlets.
-    monkeypatch.setattr(cooperative, "IDLE_ROUND_TRIP", 10**6)
+    # Otherwise a collection of garbage in an iteration would look like work of other greenlets.
+    monkeypatch.setattr(cooperative, "MAX_IDLE_CPU", 10**6)
     pace = Pace()
     with gevent.Timeout(TIMEOUT, AssertionError("the work waited, although nobody else had work")):
         for _ in range(100):

@@ -2,6 +2,8 @@
 
 One slice runs per iteration of the event loop, of all work together: the slices of fifty greenlets that end their
 pauses at the same time run in fifty iterations.
+
+Work in a request goes first: the slices of a page make work outside of requests pause, such as tasks and the monitor.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from functools import cache
 from typing import Final, TypeVar
 
 import gevent
+from flask import has_request_context
 
 from greenstalk_server.runtime.scheduling import FairQueue, yielding
 
@@ -33,11 +36,16 @@ quarter of the time, however many principals cause it.
 MAX_PAUSE: Final = 0.1
 """Maximum seconds of a pause, unless CROWD is exceeded."""
 
-IDLE_ROUND_TRIP: Final = 0.0001
-"""Seconds that an iteration of the event loop takes at most when nobody else has work."""
+MAX_IDLE_CPU: Final = 0.0001
+"""CPU seconds that others use at most during a yield while they have no work. Elapsed time would include that of other
+processes, and then long work would pause on a loaded machine although nobody waits for this process.
+"""
+
+MAX_COUNTED_SLICE: Final = 2 * SLICE
+"""CPU seconds of a slice that do not count as work of others. A slice that takes longer may have switched greenlets."""
 
 BUSY_PERIOD: Final = 0.01
-"""Seconds that others are assumed to be busy after an iteration in which they were."""
+"""Seconds that others are assumed to be busy after a yield during which they were."""
 
 T = TypeVar("T")
 
@@ -46,7 +54,8 @@ class Pace:
     """Limits long work to slices of about SLICE seconds.
 
     The work takes its items from `each`, or calls `yield_if_due` every few items. It gets a
-    thirtieth of the time while others are busy, and most of it while they are not.
+    thirtieth of the time while others are busy, and most of it while they are not. Others are all greenlets, except for
+    work in slices: this shares the time, but work in requests counts as others for work outside of requests.
     """
 
     def __init__(self) -> None:
@@ -66,16 +75,24 @@ class Pace:
 
     def yield_now(self) -> None:
         """Let others run. Switches."""
-        now, took = time.perf_counter(), time.thread_time() - self._began
+        now, ended = time.perf_counter(), time.thread_time()
+        took = ended - self._began
+        _sliced[0] += min(took, MAX_COUNTED_SLICE)
+        is_outside = not has_request_context()
+        if is_outside:
+            _sliced[1] += min(took, MAX_COUNTED_SLICE)
         if now < self._busy_until:
             _pause(min(max(PAUSE, PAUSE_RATIO * took), MAX_PAUSE))
-        else:
-            with yielding(), gevent.Timeout(PAUSE, False):
-                gevent.idle()  # not sleep(0): up to fifty of those run before the loop checks a socket
-            if time.perf_counter() - now > IDLE_ROUND_TRIP:
-                self._busy_until = now + BUSY_PERIOD
+            _turns().take()
+            self._begin_slice()
+            return
+        sliced = _sliced[is_outside]
+        with yielding(), gevent.Timeout(PAUSE, False):
+            gevent.idle()  # not sleep(0): up to fifty of those run before the loop checks a socket
         _turns().take()
         self._begin_slice()
+        if self._began - ended - (_sliced[is_outside] - sliced) > MAX_IDLE_CPU:
+            self._busy_until = now + BUSY_PERIOD
 
     def _begin_slice(self) -> None:
         self._began: float = time.thread_time()
@@ -116,6 +133,7 @@ def _pause(seconds: float) -> None:
 
 
 _pausing: Final = [0]  # number of greenlets in `_pause`
+_sliced: Final = [0.0, 0.0]  # CPU seconds of all slices, each up to MAX_COUNTED_SLICE; and of those outside of requests
 
 
 @cache
