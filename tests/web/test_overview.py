@@ -243,6 +243,20 @@ def test_many_tubes_are_paged_by_name(queue: Queue, client: FlaskClient) -> None
     assert "10 of 251 tubes" in found.text
 
 
+@pytest.mark.parametrize("order", [DEFAULT_ORDER, Order("ready", True), Order("name", False)])
+def test_only_the_tubes_of_the_page_are_viewed_in_full(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch, order: Order
+) -> None:
+    for number in range(150):
+        queue.put(f"x{number:03}")
+    views, viewed = TubeViews(queue.broker, client.application.extensions["dashboard"].history), list[bytes]()
+    view = views.of
+    monkeypatch.setattr(views, "of", lambda tube, now: viewed.append(tube.name) or view(tube, now))
+    with visiting(client.application):
+        OverviewBuilder(queue.broker, views).build("", order, queue.now)
+    assert len(viewed) == MAX_TUBES
+
+
 @pytest.mark.parametrize(("query", "order"), [("", DEFAULT_ORDER), ("x09", DEFAULT_ORDER), ("", Order("oldest", True))])
 def test_scan_of_ten_thousand_tubes_lets_others_run(
     queue: Queue, client: FlaskClient, query: str, order: Order, short_steps: None

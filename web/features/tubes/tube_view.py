@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import ceil, inf, isnan
+from math import ceil, copysign, inf, isnan
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
@@ -105,15 +105,8 @@ class TubeView:
 
     @property
     def severity(self) -> float:
-        """The rank of its worst condition, the most urgent highest; 0 if it has none.
-
-        Within a severity the number of jobs concerned decides, as in “Needs attention”.
-        """
-        if self._worst is None:
-            return 0
-        severity, _ = rank_in_tube(self._worst)
-        jobs = self._worst.measure.jobs
-        return len(SEVERITIES) - severity + jobs / (jobs + 1)
+        """The rank of its worst condition."""
+        return _severity(self._worst)
 
     @property
     def oldest_age(self) -> int | None:
@@ -145,6 +138,7 @@ class Column:
     key             its CSS class, and its name in URLs.
     text            returns the text of a cell.
     rank            returns the sort key; a key of None sorts last. Without *rank* the column is not sortable.
+    count           returns the same as *rank* for a tube, if that needs no TubeView, which takes four times as long.
     kind            `text`, `path` for a sparkline, or `badge` for a text whose first word is the state of a chip.
     """
 
@@ -154,10 +148,13 @@ class Column:
     text: Callable[[TubeView], str]
     rank: Callable[[TubeView], float | None] | None
     kind: str = "text"
+    count: Callable[[Tube], int] | None = None
 
 
 def _number(label: str, key: str, help: str, count: Callable[[Tube], int]) -> Column:
-    return Column(label, key, help, lambda view: text.number(count(view.tube)), lambda view: count(view.tube))
+    return Column(
+        label, key, help, lambda view: text.number(count(view.tube)), lambda view: count(view.tube), count=count
+    )
 
 
 def _rate(label: str, key: str, noun: str) -> Column:
@@ -308,16 +305,49 @@ class TubeViews:
 
     def scan(self, query: str) -> Iterator[tuple[int, list[Tube]]]:
         """Yield, in batches, the number of visible tubes, and those whose name contains *query*, ignoring case."""
-        wanted, sees = query.lower().encode(errors="replace"), principal().sees
-        tubes = list(self._broker.tubes.values())
+        wanted, who = query.lower().encode(errors="replace"), principal()
+        tubes, sees_all, sees = list(self._broker.tubes.values()), who.sees_all, who.sees
         for begin in range(0, len(tubes), TUBE_BATCH):
-            seen = [tube for tube in tubes[begin : begin + TUBE_BATCH] if sees(tube.name)]
+            batch = tubes[begin : begin + TUBE_BATCH]
+            seen = batch if sees_all else [tube for tube in batch if sees(tube.name)]
             yield len(seen), [tube for tube in seen if wanted in tube.name.lower()] if wanted else seen
 
-    def key(self, tube: Tube, order: Order, now: int) -> SortKey:
-        """Return the sort key of *tube*."""
-        rank = SORTS[order.key].rank if order.key != BY_NAME else None
-        value = rank(self.of(tube, now)) if rank is not None else 0
-        if value is None:
-            return True, 0, tube.name.decode()
-        return False, float(min(max(-value if order.is_descending else value, -MAX_RANK), MAX_RANK)), tube.name.decode()
+    def keys(self, tubes: list[Tube], order: Order, now: int) -> list[SortKey]:
+        """Return the sort keys of *tubes*. Takes about 0.2 µs per tube for most orders, and 0.8 µs for others."""
+        sign, keys = -1 if order.is_descending else 1, list[SortKey]()
+        for tube, value in zip(tubes, self._values(tubes, order.key, now), strict=True):
+            if value is None:
+                keys.append((True, 0, tube.name.decode()))
+            else:
+                clamped = value if -MAX_RANK < value < MAX_RANK else copysign(MAX_RANK, value)
+                keys.append((False, float(sign * clamped), tube.name.decode()))
+        return keys
+
+    def _values(self, tubes: list[Tube], key: str, now: int) -> Iterable[float | None]:
+        """Return the values of *tubes* in the column *key*."""
+        column = SORTS.get(key)
+        if column is None or column.rank is None:
+            return [0] * len(tubes)
+        if column.count is not None:
+            return map(column.count, tubes)
+        if key == ATTENTION_KEY:
+            worst_of = self._attention.worst_of if self._attention is not None else _no_condition
+            return [_severity(worst_of(tube.name)) for tube in tubes]
+        rank = column.rank
+        return [rank(self.of(tube, now)) for tube in tubes]
+
+
+def _severity(worst: ActiveCondition | None) -> float:
+    """Return the rank of a tube's condition *worst*, the most urgent highest; 0 if it is None.
+
+    Within a severity the number of jobs concerned decides, as in “Needs attention”.
+    """
+    if worst is None:
+        return 0
+    severity, _ = rank_in_tube(worst)
+    jobs = worst.measure.jobs
+    return len(SEVERITIES) - severity + jobs / (jobs + 1)
+
+
+def _no_condition(tube: bytes) -> None:
+    """Return None, as the worst condition of each tube of a server without a monitor."""

@@ -487,7 +487,7 @@ class TubesEndpoints:
         pick = nlargest if is_reversed(order) else nsmallest
         best: list[SortKey] = []
         for _, tubes in self._views.scan(query.q):
-            keys = [self._views.key(tube, order, now) for tube in tubes]
+            keys = self._views.keys(tubes, order, now)
             if after is not None:
                 keys = [key for key in keys if (key < after if is_reversed(order) else key > after)]
             best = pick(query.limit + 1, [*best, *keys])

@@ -260,8 +260,7 @@ class OverviewBuilder:
         batches, total, matched = list[list[tuple[SortKey, Tube]]](), 0, 0
         for seen, tubes in self._views.scan(query):
             total, matched = total + seen, matched + len(tubes)
-            keys = [(self._views.key(tube, order, now), tube) for tube in tubes]
-            batches.append(sorted(keys, reverse=reverse))
+            batches.append(sorted(zip(self._views.keys(tubes, order, now), tubes, strict=True), reverse=reverse))
             pace.yield_if_due()
         begin = min(begin, max(0, matched - 1)) // MAX_TUBES * MAX_TUBES
         page = _TubePage([], begin, matched, total)
