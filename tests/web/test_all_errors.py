@@ -12,9 +12,10 @@ from greenstalk_server.core.job_attributes import DeadLetterReason
 from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES
 from greenstalk_server.core.operations import connecting, finishing, policy_changes, reserving
 from greenstalk_server.core.policies.policy import parse_policy
-from greenstalk_server.web.features.errors import groups
+from greenstalk_server.web.features.errors import errors, groups
 from greenstalk_server.web.features.errors.errors import ALL_BURIED
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.reads.jobs import matching
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
@@ -71,6 +72,21 @@ def test_grouping_yields_between_jobs(queue: Queue, client: FlaskClient, short_s
     with LoopIterations() as loop:
         assert shown(client, "/errors") == [("late #", "200")]
     assert loop.count >= 200
+
+
+@pytest.mark.parametrize("path", ["/api/v1/errors", "/api/v1/tube/errors?tube=mail"])
+@pytest.mark.parametrize(("most_ids", "scanned"), [(3, 3), (2, 8)])
+def test_only_buried_jobs_are_scanned(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch, path: str, most_ids: int, scanned: int
+) -> None:
+    """With more buried jobs than can be copied in one step, all jobs of the server are scanned."""
+    monkeypatch.setattr(matching, "MAX_COLLECTED_IDS", 2)
+    monkeypatch.setattr(errors, "MAX_BURIED_IDS", most_ids)
+    put(queue, *[failing("late")] * 3)
+    queue.put("mail", count=5)
+    found = client.get(path).json
+    assert [(group["error"], group["jobs"]) for group in found["groups"]] == [("late", 3)]
+    assert client.get(f"/api/v1/tasks/{found['task']}").json["scanned"] == scanned
 
 
 def test_retry_changes_exactly_the_jobs_of_the_group(queue: Queue, client: FlaskClient) -> None:

@@ -23,7 +23,7 @@ from greenstalk_server.web.features.errors.groups import ErrorGroups
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
-from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS, JobMatcher, candidate_ids
+from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.reads.jobs.query import ANY, REASON, Query, Term, TextMatch
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 from greenstalk_server.web.reads.tubes import each_tube
@@ -33,6 +33,12 @@ REUSE_FACTOR: Final = 10
 
 TUBE_BATCH: Final = 32
 """Tubes between two checks of the time slice."""
+
+MAX_BURIED_IDS: Final = 200_000
+"""Maximum buried jobs of a tube whose ids are copied in one step, at 2 ms per 100,000.
+
+With more, the ids of all jobs of the server are scanned, at 0.8 s per million.
+"""
 
 STATES: Final = (BURIED, READY, DELAYED)
 """States that a principal can select for grouping."""
@@ -140,18 +146,21 @@ class TubeErrors:
         taken = task.ended_at - task.started_at
         return task.state == DONE and self._clock() - task.ended_at < REUSE_FACTOR * taken
 
-    def _buried_ids(self) -> tuple[int, Iterable[int]]:
-        """Return the number and the ids of the buried jobs that the principal may see. May switch."""
-        who = principal()
-        tubes = [tube for tube in each_tube(self._broker, TUBE_BATCH) if tube.buried and who.sees(tube.name)]
-        if any(len(tube.buried) > MAX_COLLECTED_IDS for tube in tubes):
-            return candidate_ids(self._broker, ALL_BURIED)
-        return sum([len(tube.buried) for tube in tubes]), chain.from_iterable(map(_ids, tubes))
+    def _candidates(self, query: Query) -> tuple[int, Iterable[int]]:
+        """Return what `candidate_ids` does, but the ids of buried jobs in the order of their burial. May switch."""
+        if query.state != STATE_NAMES[BURIED]:
+            return candidate_ids(self._broker, query)
+        who, name = principal(), query.tube.encode()
+        found = self._broker.tubes.get(name)
+        all_tubes = each_tube(self._broker, TUBE_BATCH) if not name else [found] if found is not None else []
+        tubes = [tube for tube in all_tubes if tube.buried and who.sees(tube.name)]
+        if any(len(tube.buried) > MAX_BURIED_IDS for tube in tubes):
+            return candidate_ids(self._broker, query)
+        return sum([len(tube.buried) for tube in tubes]), chain.from_iterable(map(_buried_ids, tubes))
 
     def _work(self, task: Task, groups: ErrorGroups) -> None:
         """Group the jobs. Switches."""
-        is_all = groups.query == ALL_BURIED
-        task.total, ids = self._buried_ids() if is_all else candidate_ids(self._broker, groups.query)
+        task.total, ids = self._candidates(groups.query)
         matcher = JobMatcher(
             self._broker, groups.query, self._clock(), task.checkpoint, lambda job: job.size <= MAX_PARSED
         )
@@ -166,5 +175,5 @@ class TubeErrors:
         task.total = task.scanned  # jobs may be deleted before the scan reaches them
 
 
-def _ids(tube: Tube) -> list[int]:
+def _buried_ids(tube: Tube) -> list[int]:
     return list(tube.buried)

@@ -134,7 +134,7 @@ def decode_root(root: Root | None) -> DecodedJob | None:
 
 
 def _format_of(root: Root | None) -> tuple[_Format, str] | None:
-    if not isinstance(root, dict):
+    if not isinstance(root, dict) or root.keys().isdisjoint(_MARKS):
         return None
     for one in _FORMATS:
         if name := one.class_of(root):
@@ -326,6 +326,9 @@ _FORMATS: Final[tuple[_Format, ...]] = (
     _Format(_celery_class, _celery),
     _Format(_symfony_class, _symfony),
 )
+
+_MARKS: Final = frozenset({"args", "headers", "job", "job_class"})
+"""Names of fields: each message has at least one of them."""
 
 
 def _text(value: object) -> str:
