@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import gevent
@@ -29,12 +30,14 @@ class FakeTime:
 
     round_trip      seconds of an iteration of the loop, all of them CPU time of this thread.
     preempted       seconds that other processes had the CPU.
+    on_idle         is called in each iteration.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self.round_trip = 0.0
         self.preempted = 0.0
+        self.on_idle: Callable[[], None] = lambda: None
         self.sleeps: list[float] = []
         self.idle_calls = 0
 
@@ -51,6 +54,7 @@ class FakeTime:
     def idle(self) -> None:
         self.idle_calls += 1
         self.now += self.round_trip
+        self.on_idle()
 
 
 @pytest.fixture
@@ -149,14 +153,12 @@ def test_one_slice_runs_per_iteration_of_the_loop(short_steps: None) -> None:
     assert done == 1000 and loop.max_progress <= 2
 
 
-def test_time_of_other_processes_is_not_work_of_others(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
-    def idle() -> None:
-        clock.idle_calls += 1
+def test_time_of_other_processes_is_not_work_of_others(clock: FakeTime) -> None:
+    def preempt() -> None:
         clock.now += 1.0
         clock.preempted += 1.0
 
-    monkeypatch.setattr(cooperative.gevent, "idle", idle)
-    pace = Pace()
+    pace, clock.on_idle = Pace(), preempt
     for _ in range(3):
         clock.now += SLICE
         pace.yield_if_due()
@@ -180,19 +182,19 @@ def test_slices_of_requests_are_work_of_others_only_outside_of_requests(
     took: float,
     is_busy: bool,
 ) -> None:
-    monkeypatch.setattr(cooperative, "has_request_context", lambda: is_running_request)
     pace, other, is_running_request = Pace(), Pace(), is_request
+    monkeypatch.setattr(cooperative, "has_request_context", lambda: is_running_request)
 
-    def idle() -> None:
+    def run_other() -> None:
         nonlocal is_running_request
-        monkeypatch.setattr(cooperative.gevent, "idle", lambda: None)
+        clock.on_idle = lambda: None
         other._begin_slice()
         clock.now += took
         is_running_request = is_other_request
         other.yield_now()
         is_running_request = is_request
 
-    monkeypatch.setattr(cooperative.gevent, "idle", idle)
+    clock.on_idle = run_other
     pace.yield_now()
     assert (pace._busy_until > clock.now) == is_busy
 
