@@ -215,7 +215,6 @@ TABLE: dict[str, list[Probe]] = {
     "GET /api/v1/audit": [api("/audit")],
     "GET /api/v1/connections": [api("/connections"), api("/connections?q={tube}"), api("/connections?sort=held")],
     "GET /api/v1/connections/<number>": [api("/connections/{number}"), api("/connections/{shared}", has_twin=False)],
-    "GET /api/v1/docs": [api("/docs")],
     "GET /api/v1/events": [api("/events"), api("/events?tube={tube}")],
     "GET /api/v1/jobs": [api("/jobs"), api("/jobs?tube={tube}"), api("/jobs?tube={tube}&state=ready"),
                          api("/jobs?q=id:{id}"), api("/jobs?state=reserved")],
@@ -488,7 +487,7 @@ WITHOUT_TRACES = frozenset(
         *("/healthz", "/readyz", "/static/<path:filename>", "/login", "/sessions", "/job/holder", "/find", "/search"),
         "/tube/oldest",
         *("/server/history.json", "/tube/history", "/tube/history.json", "/events"),
-        *(f"/api/v1{path}" for path in ("/docs", "/openapi.json", "/server", "/server/history", "/tubes/history")),
+        *(f"/api/v1{path}" for path in ("/openapi.json", "/server", "/server/history", "/tubes/history")),
         *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/errors", "/tube/errors")),
         "/api/v1/jobs/<id>/failure",
     }

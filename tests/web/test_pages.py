@@ -247,7 +247,7 @@ def test_notice(client: FlaskClient, query: str, message: str) -> None:
 
 def test_rendered_page_is_freed_without_the_garbage_collector(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3)
-    paths = ("/", "/tube?tube=mail", "/search", "/api/v1/docs", "/connections", "/audit", "/none")
+    paths = ("/", "/tube?tube=mail", "/search", "/connections", "/audit", "/none")
     for path in paths:
         client.get(path)  # compiles the template
     gc.collect()

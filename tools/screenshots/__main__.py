@@ -78,7 +78,6 @@ def paths(page: Page, url: str) -> dict[str, str]:
         "servers": "servers",
         "audit": "audit",
         "sessions": "sessions",
-        "api": "api/v1/docs",
         "not-found": "nowhere",
     }
 

@@ -19,9 +19,9 @@ and a challenge for basic auth. Browsers do not get the challenge, so they show 
 For an API request with a bearer token, the token replaces checks 1 to 4, since no browser adds a token to a request.
 
 An API request without a token needs the password or a session, if a password is set. If there are only API tokens, the
-request is refused, unless it is for one of PAGES_OF_API, which are checked like other pages. If there are neither
-passwords nor API tokens, check 1 applies. Then checks 2 and 3 apply, with one exception to check 2: a change without
-Sec-Fetch-Site and Origin, as programs send it, is accepted if an HTML form cannot send it (`_check_same_origin`).
+request is refused, unless it is for API_DOCUMENT, which is checked like a page. If there are neither passwords nor
+API tokens, check 1 applies. Then checks 2 and 3 apply, with one exception to check 2: a change without Sec-Fetch-Site
+and Origin, as programs send it, is accepted if an HTML form cannot send it (`_check_same_origin`).
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site for a request that a page of another site caused."""
 
-PAGES_OF_API: Final = frozenset({"api_docs", "api_document"})
-"""Endpoints that describe the API and show no data. A principal of an open dashboard may read them without a token."""
+API_DOCUMENT: Final = "api_document"
+"""The endpoint of the OpenAPI document, which shows no data. A principal of an open dashboard needs no token for it."""
 
 FORM_METHODS: Final = frozenset({"POST"})
 """Methods with which an HTML form can send a change."""
@@ -184,7 +184,7 @@ class Guard:
         """Raise an HTTPException if the current request must be refused; otherwise set its Principal."""
         g.principal = _unverified_principal("")
         is_change = request.method not in SAFE_METHODS
-        is_page = request.endpoint in PAGES_OF_API and not self._needs_password and _bearer() is None
+        is_page = request.endpoint == API_DOCUMENT and not self._needs_password and _bearer() is None
         if is_api_request() and not is_page:
             self._check_api(is_change)
         else:

@@ -8,8 +8,7 @@ extra data (`JobHeld`, `PutRefused`, `NotDurableYet`). The endpoints are in the 
 - `problems`: `application/problem+json` (RFC 9457) for every error.
 - `schema`: JSON Schemas of the types, and schemas in words for error messages.
 - `openapi`: the OpenAPI 3.1 document.
-- `docs`: the document as a page, with a curl example for each endpoint.
-- `router`: routes, the request size limit, the document and its page.
+- `router`: routes, the request size limit, the document.
 - `values`, `cursors`: types that several groups share, and cursors for lists.
 - `durability`: waits for the journal.
 
@@ -22,8 +21,8 @@ How to add a group of endpoints:
    fields are the parameters; `body` is a `RequestModel`, or a list or union of them, and optional if it has a default.
    The return type is a `ResponseModel`, None for status 204, or a Response for content other than JSON. The docstring
    is for users.
-3. Add the class to the groups in `web.app`. The OpenAPI document and its page, parsing, error responses, and the
-   checks of the guard follow from that.
+3. Add the class to the groups in `web.app`. The OpenAPI document, parsing, error responses, and the checks of
+   the guard follow from that.
 
 A method may switch greenlets, so it must look up tubes and jobs again after each call that may switch. To refuse a
 request, call `problems.refuse` if a field is invalid; otherwise raise NotFound, Conflict, ServiceUnavailable or
@@ -32,7 +31,7 @@ PutRefused. A method that changes something writes an audit entry, as changes.op
 `durability.wait_before_report(self._commit)`.
 
 The signature of a method is the only definition of its endpoint. The types are msgspec structs with `Annotated`
-constraints, so the code that parses a request, the error message, the OpenAPI document and the page cannot disagree.
+constraints, so the code that parses a request, the error message and the OpenAPI document cannot disagree.
 
 Why not a library: msgspec already validates requests, in C, and generates the schemas. With a library the project would
 still have to write the rest:
@@ -40,6 +39,5 @@ still have to write the rest:
 - errors that name a field, as RFC 9457 problems, also for errors that Flask raises;
 - limits on request bodies before they are read, and on list lengths before the elements are decoded: a list of 60,000
   jobs would block the event loop for 150 ms;
-- a documentation page without scripts and styles of other sites, as the Content-Security-Policy requires;
 - a document that is generated in steps, since all of it takes 70 ms.
 """

@@ -1,6 +1,7 @@
 """Errors of the API, as `application/problem+json` (RFC 9457).
 
-The `type` of a problem links to the explanation of its status on the API's page. `errors` names the invalid field.
+The `type` of each problem is `about:blank`: the status says what kind of problem it is. `errors` names the invalid
+field.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from http import HTTPStatus
 from typing import Annotated, Final, NoReturn
 
 import msgspec
-from flask import Response, request, url_for
+from flask import Response, request
 from msgspec import UNSET, Meta, Struct, UnsetType
 from werkzeug.exceptions import BadRequest, HTTPException
 
@@ -38,7 +39,7 @@ MEANINGS: Final[dict[int, str]] = {
     503: "The server cannot do this now: it is draining, cannot write the journal, or is too busy.",
     507: "The disk has no room for more jobs, or a limit of the server or of a policy is reached.",
 }
-"""The meaning of each status, for the API's page and the document."""
+"""The meaning of each status, for the OpenAPI document, and for errors without a message of their own."""
 
 
 class FieldError(Struct, frozen=True):
@@ -57,7 +58,7 @@ class FieldError(Struct, frozen=True):
 class Problem(Struct, frozen=True, kw_only=True):
     """The reason why a request failed (RFC 9457)."""
 
-    type: Annotated[str, Meta(description="Link to an explanation of the status.")]
+    type: Annotated[str, Meta(description="Always `about:blank`: the status is the type.")]
     title: Annotated[str, Meta(description="The status in words.", examples=["Bad Request"])]
     status: Annotated[int, Meta(description="The HTTP status.", examples=[400])]
     detail: Annotated[str, Meta(description="What happened, and what to do about it.")]
@@ -86,7 +87,7 @@ def answer(error: HTTPException) -> Response:
     """Return *error* as the response to the current request."""
     status = error.status if isinstance(error, PutRefused) else error.code or 500
     problem = Problem(
-        type=url_for("api_docs", _anchor=f"status-{status}"),
+        type="about:blank",
         title=HTTPStatus(status).phrase,
         status=status,
         detail=_detail(error, status),

@@ -1,4 +1,4 @@
-"""The router: serves groups of endpoints under `/api/v1`, with the OpenAPI document and its page.
+"""The router: serves groups of endpoints under `/api/v1`, with the OpenAPI document.
 
 The guard (web.auth.guard) checks each request before anything here runs. Errors become problems (problems.py).
 """
@@ -13,7 +13,6 @@ from flask import Flask, Response, after_this_request, request, url_for
 from werkzeug.exceptions import Conflict, Gone, NotFound, RequestEntityTooLarge
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.web.framework.api.docs import render_page
 from greenstalk_server.web.framework.api.durability import wait_before_report
 from greenstalk_server.web.framework.api.endpoint import JSON, Endpoint, endpoints_of, tag_of
 from greenstalk_server.web.framework.api.openapi import document
@@ -55,20 +54,15 @@ class Api:
         self._endpoints += endpoints_of(group)
 
     def init_app(self, app: Flask) -> None:
-        """Add all endpoints, the document and its page to *app*."""
+        """Add all endpoints and the document to *app*."""
         for one in self._endpoints:
             app.add_url_rule(f"{ROOT}{one.rule}", f"api_{one.name}", self._view(one), methods=[one.method])
         app.add_url_rule(f"{ROOT}/openapi.json", "api_document", self.document)
-        app.add_url_rule(f"{ROOT}/docs", "api_docs", self.docs)
 
     def document(self) -> Response:
         """`/api/v1/openapi.json`: the OpenAPI document. May switch."""
         here = self._describe() | {"servers": [{"url": f"{request.root_path}{ROOT}"}]}
         return Response(msgspec.json.encode(here), mimetype=JSON)
-
-    def docs(self) -> str:
-        """`/api/v1/docs`: the document as a page. May switch."""
-        return render_page(self._describe(), self._endpoints, f"{request.url_root.rstrip('/')}{ROOT}")
 
     def _describe(self) -> Schema:
         """Return the document, which the first request for it builds. May switch."""

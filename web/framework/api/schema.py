@@ -1,4 +1,4 @@
-"""JSON Schemas of the API's types, and descriptions of schemas in words for messages and the API's page."""
+"""JSON Schemas of the API's types, and descriptions of schemas in words for messages."""
 
 from __future__ import annotations
 
