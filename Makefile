@@ -137,7 +137,7 @@ usability: need-usability $(VENV)/.installed-dev  ## set up, then do ten tasks o
 screenshots: need-usability $(VENV)/.installed-dev  ## set up, then take every page over a scene of real work, into OUT=build/screenshots; ARGS="--pages overview"
 	$(BIN)/python -m tools.screenshots $(or $(OUT),build/screenshots) $(ARGS)
 
-bench: need-bench $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
+bench: need-bench $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--modes scale"
 	$(BIN)/python -m bench $(ARGS) --ours "$(SERVER)" --also "pure=env GREENSTALK_PURE=1 $(SERVER)"
 	$(BIN)/python -m bench.dashboard
 

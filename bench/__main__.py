@@ -5,10 +5,8 @@ import platform
 import resource
 import signal
 import sys
-from pathlib import Path
 from typing import Final, NoReturn
 
-from . import document
 from .cpus import choose_cpus, cpu_model
 from .errors import BenchError
 from .measure import DISTURBED_PERCENT, Bench
@@ -27,8 +25,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     _raise_file_limit()
     try:
-        if options.report:
-            document.check(options.report)
         modes = _modes(options.modes)
         contenders = _contenders(options)
         bench = Bench(
@@ -52,8 +48,6 @@ def main() -> int:
     complete = [result for result in results.values() if result]
     failed = [mode for mode, result in results.items() if not result]
     print(summary(complete, failed))
-    if options.report and complete:
-        document.write(options.report, _conditions(bench), complete)
     return 1 if failed else 0
 
 
@@ -76,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         "--also", metavar="NAME=CMD", action="append", default=[], type=_named_command, help="another server to measure"
     )
     add("--no-dashboard", action="store_true", help="run without the dashboard, which is otherwise open in one tab")
-    add("--report", metavar="FILE", type=Path, help="replace the measured figures in FILE, as in docs/performance.md")
     return parser
 
 
@@ -139,33 +132,16 @@ def _show_progress(text: str) -> None:
 
 
 def _headline(bench: Bench, contenders: list[Contender]) -> str:
+    rounds = f"{bench.rounds} {'round' if bench.rounds == 1 else 'rounds'} of {bench.seconds:g} s"
     lines = [f"{c.name}: {c.command}" for c in contenders if not c.is_plain]
     lines += [
-        f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
+        f"{cpu_model()}, Python {platform.python_version()}, {platform.system()} {platform.release()}",
         str(bench.cpus),
-        _dashboard_condition(bench),
+        "the dashboard is open in one tab" if bench.has_dashboard else "no dashboard",
         f"a measurement is repeated if other processes use more than {DISTURBED_PERCENT:g} % of a CPU",
-        f"median (lowest..highest) of {_rounds(bench)}: the spread is the machine's noise",
+        f"median (lowest..highest) of {rounds}: the spread is the machine's noise",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _conditions(bench: Bench) -> str:
-    """Describe the machine and the measurement in one paragraph of a document."""
-    kernel = ".".join(platform.release().split(".")[:2])
-    return (
-        f"{cpu_model()}, {platform.system()} {kernel}, Python {platform.python_version()};\n"
-        f"{bench.cpus}; {_dashboard_condition(bench)}.\n"
-        f"Each figure is the median (lowest–highest) of {_rounds(bench)}."
-    )
-
-
-def _rounds(bench: Bench) -> str:
-    return f"{bench.rounds} {'round' if bench.rounds == 1 else 'rounds'} of {bench.seconds:g} s"
-
-
-def _dashboard_condition(bench: Bench) -> str:
-    return "the dashboard is open in one tab" if bench.has_dashboard else "no dashboard"
 
 
 def _raise_file_limit() -> None:
