@@ -244,18 +244,17 @@ def create_dashboard(
         MAX_SIZE if rows is not None or options.directory is not None else MAX_SIZE_IN_MEMORY,
         _room_refusal(options.directory if rows is None else None, broker),
     )
-    operations = Operations(broker, clock, commit, audit, saved, saved_changes)
+    tasks = Tasks(clock, audit)
+    changing = (broker, clock, commit, audit, tasks, saved, saved_changes)
+    operations, bulk = Operations(*changing), Bulk(*changing)
+    tube_changes, undo = TubeChanges(*changing), Undo(*changing)
     app.jinja_env.globals |= {
         "clear_promise": operations.clear_promise,
         "deletion_promise": saved_changes.deletion_promise,
         "deletion_refusal": saved_changes.deletion_refusal,
         "change_promise": saved_changes.change_promise,
     }
-    tasks = Tasks(clock, audit)
-    tube_changes = TubeChanges(broker, clock, commit, audit, saved, tasks, saved_changes)
     leases = Leases(broker, clock, commit)
-    bulk = Bulk(broker, clock, commit, audit, tasks, saved_changes)
-    undo = Undo(broker, clock, commit, audit, tasks, saved_changes)
     exports = Exports(broker, clock)
     policies = PolicyChanges(broker, clock, audit, tasks, marks)
     samples = Samples(saved, audit)

@@ -19,7 +19,7 @@ from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, finishing, putting, reserving
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
-from greenstalk_server.web.app import WebOptions, create_dashboard
+from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard
 from greenstalk_server.web.framework import cooperative
 from greenstalk_server.web.framework.access import Principal
 from tests.support.daemon import Daemon
@@ -115,6 +115,12 @@ class Queue:
 
 
 ADMIN = Principal("", "", is_admin=True, sees_bodies=True)
+
+
+def changing(queue: Queue, dashboard: Dashboard) -> tuple[Any, ...]:
+    """Return the arguments of QueueChanges for the queue and its dashboard."""
+    saved = (dashboard.saved, dashboard.saved_changes)
+    return queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.tasks, *saved
 
 
 @contextmanager

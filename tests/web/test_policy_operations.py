@@ -23,7 +23,7 @@ from greenstalk_server.web.framework.failures import PutRefused
 from greenstalk_server.web.reads.jobs.query import parse
 from tests.support.daemon import TIMEOUT
 
-from .conftest import Queue
+from .conftest import Queue, changing
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +41,7 @@ def dashboard(app: Flask) -> Dashboard:
 
 @pytest.fixture
 def operations(queue: Queue, dashboard: Dashboard) -> Operations:
-    return Operations(
-        queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.saved, dashboard.saved_changes
-    )
+    return Operations(*changing(queue, dashboard))
 
 
 def settle(queue: Queue) -> None:
@@ -256,7 +254,7 @@ def dead(queue: Queue) -> list[int]:
 
 @pytest.fixture
 def changes(queue: Queue, dashboard: Dashboard) -> Bulk:
-    return Bulk(queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.tasks, dashboard.saved_changes)
+    return Bulk(*changing(queue, dashboard))
 
 
 def redrive(changes: Bulk, query: str = "tube:failed", ids: tuple[int, ...] | None = None, rate: float = 0) -> Task:

@@ -28,7 +28,7 @@ from greenstalk_server.web.features.jobs.pages.edit import version
 from greenstalk_server.web.framework.access import Principal
 from tests.support.daemon import TIMEOUT, Daemon
 
-from .conftest import Queue
+from .conftest import Queue, changing
 from .forms import post
 from .table import Page
 from .visit import FLAGS
@@ -410,7 +410,7 @@ def test_undo_needs_the_right_to_operate_the_former_and_the_present_tube(queue: 
     for id, tube in zip(ids, ("open.other", "hidden"), strict=True):
         client.post(f"/api/v1/jobs/{id}/move", json={"tube": tube})
     dashboard = app.extensions["dashboard"]
-    undoing = Undo(queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.tasks, dashboard.saved_changes)
+    undoing = Undo(*changing(queue, dashboard))
     rights = Rights(view=frozenset(("open.*", "mail")), operate=frozenset(("open.*",)))
     for change in dashboard.saved_changes._kept.values():
         with app.app_context():

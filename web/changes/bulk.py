@@ -23,16 +23,15 @@ from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.operations import editing, finishing, kicking
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.saved_changes import Recording, SavedChanges
-from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
+from greenstalk_server.web.changes.queue_changes import QueueChanges
+from greenstalk_server.web.changes.saved_changes import Recording
+from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal, require_operator
 from greenstalk_server.web.framework.api.values import Count, JobId, ResponseModel
 from greenstalk_server.web.reads.jobs.bodies import never_wants_body
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.reads.jobs.query import Query
-from greenstalk_server.web.store.audit import Audit
 
 SAMPLE_SIZE: Final = 10
 """Sample jobs that the page of a dry run shows."""
@@ -347,27 +346,8 @@ class Plan:
         return tuple(found)
 
 
-class Bulk:
-    """Dry runs and runs of bulk changes.
-
-    *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        clock: Clock,
-        commit: Callable[[], bool],
-        audit: Audit,
-        tasks: Tasks,
-        saved_changes: SavedChanges,
-    ) -> None:
-        self._saved_changes: SavedChanges = saved_changes
-        self._audit: Audit = audit
-        self._broker: Broker = broker
-        self._clock: Clock = clock
-        self._commit: Callable[[], bool] = commit
-        self._tasks: Tasks = tasks
+class Bulk(QueueChanges):
+    """Dry runs and runs of bulk changes."""
 
     def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None, rate: float = 0.0) -> Plan:
         """Return a plan as of now; raise Forbidden if the principal may not put jobs into the target tube."""

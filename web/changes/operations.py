@@ -33,17 +33,15 @@ from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
-from greenstalk_server.web.changes.saved_changes import Recording, SavedChanges
+from greenstalk_server.web.changes.queue_changes import QueueChanges
+from greenstalk_server.web.changes.saved_changes import Recording
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import require_keys, require_operator
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import JobHeld, PutRefused
 from greenstalk_server.web.reads.jobs.bodies import BodyLost, iter_with_bodies, load_job_with_body
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
-from greenstalk_server.web.store.audit import Audit
-from greenstalk_server.web.store.saved_data import SavedData
 
 MAX_REQUEST_TIME: Final = 20.0
 """Seconds that one request may spend on a long operation. Another request must do the rest."""
@@ -117,25 +115,8 @@ def to_nanoseconds(seconds: float) -> int:
     return round(seconds * 1000) * (SECOND // 1000)
 
 
-class Operations:
+class Operations(QueueChanges):
     """Operations on the queue of *broker*."""
-
-    def __init__(
-        self,
-        broker: Broker,
-        clock: Clock,
-        commit: Callable[[], bool],
-        audit: Audit,
-        saved: SavedData,
-        saved_changes: SavedChanges,
-    ) -> None:
-        """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
-        self._saved_changes: SavedChanges = saved_changes
-        self._broker: Broker = broker
-        self._clock: Clock = clock
-        self._commit: Callable[[], bool] = commit
-        self._audit: Audit = audit
-        self._saved: SavedData = saved
 
     # Tubes
 

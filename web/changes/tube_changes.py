@@ -8,7 +8,7 @@ principal who starts the run may not operate. Both are tasks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
 from typing import Annotated, Final, Literal
@@ -17,21 +17,18 @@ from flask import url_for
 from msgspec import Meta
 from werkzeug.exceptions import Conflict, Forbidden
 
-from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, READY, STATE_NAMES
 from greenstalk_server.core.operations import editing
 from greenstalk_server.core.tube_names import to_regex
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import kick_slice, to_nanoseconds
-from greenstalk_server.web.changes.saved_changes import Recording, SavedChanges
-from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
+from greenstalk_server.web.changes.queue_changes import QueueChanges
+from greenstalk_server.web.changes.saved_changes import Recording
+from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.values import Count, ResponseModel, TubeName
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
-from greenstalk_server.web.store.audit import Audit
-from greenstalk_server.web.store.saved_data import SavedData
 
 SAMPLE_SIZE: Final = 100
 """Maximum tubes in the confirmation: those with the most jobs."""
@@ -197,29 +194,8 @@ class TubePlan:
         return tuple(found)
 
 
-class TubeChanges:
-    """Dry runs and runs of changes of many tubes.
-
-    *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        clock: Clock,
-        commit: Callable[[], bool],
-        audit: Audit,
-        saved: SavedData,
-        tasks: Tasks,
-        saved_changes: SavedChanges,
-    ) -> None:
-        self._saved_changes: SavedChanges = saved_changes
-        self._broker: Broker = broker
-        self._clock: Clock = clock
-        self._commit: Callable[[], bool] = commit
-        self._audit: Audit = audit
-        self._saved: SavedData = saved
-        self._tasks: Tasks = tasks
+class TubeChanges(QueueChanges):
+    """Dry runs and runs of changes of many tubes."""
 
     def dry_run(self, change: TubeChange, pattern: str) -> Task:
         """Start a task that finds the tubes that *change* would affect. Does not switch."""

@@ -9,7 +9,7 @@ back although a worker has finished them since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Final
 
@@ -17,17 +17,15 @@ from flask import url_for
 from msgspec import Meta
 from werkzeug.exceptions import Conflict, NotFound, ServiceUnavailable
 
-from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.operations.undoing import revert, undelete
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.saved_changes import SavedChange, SavedChanges, SavedPart
-from greenstalk_server.web.changes.tasks import Fact, Task, TaskFailed, Tasks
+from greenstalk_server.web.changes.queue_changes import QueueChanges
+from greenstalk_server.web.changes.saved_changes import SavedChange, SavedPart
+from greenstalk_server.web.changes.tasks import Fact, Task, TaskFailed
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.api.values import Count, JobId, ResponseModel
 from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies, never_wants_body
-from greenstalk_server.web.store.audit import Audit
 
 SAMPLE_SIZE: Final = 10
 """Job ids shown for each reason."""
@@ -87,27 +85,8 @@ class UndoTask:
         )
 
 
-class Undo:
-    """Puts the jobs of saved changes back.
-
-    *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        clock: Clock,
-        commit: Callable[[], bool],
-        audit: Audit,
-        tasks: Tasks,
-        saved_changes: SavedChanges,
-    ) -> None:
-        self._broker: Broker = broker
-        self._clock: Clock = clock
-        self._commit: Callable[[], bool] = commit
-        self._audit: Audit = audit
-        self._tasks: Tasks = tasks
-        self._saved_changes: SavedChanges = saved_changes
+class Undo(QueueChanges):
+    """Puts the jobs of saved changes back."""
 
     def start(self, number: int) -> Task:
         """Start to undo the change *number*. Does not switch.
