@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.daemon import Daemon
+from tests.support.load import Load
 from tests.support.ports import free_ports
-from tests.support.tagged_load import TaggedLoad
 
 LOAD_SECONDS: Final = (0.2, 0.8)
 SEGMENT_SIZES: Final = (16_384, 131_072)
@@ -24,7 +24,7 @@ class TaggedRounds:
         self._directory: Path = directory
         self._rng: random.Random = random.Random(seed)  # noqa: S311  a seed, no secret
         (self._port,) = free_ports(1)
-        self.load: TaggedLoad = TaggedLoad([self._port], str(seed))
+        self.load: Load = Load([self._port], str(seed))
 
     def run(self) -> str:
         """Start the server, and kill it; return the numbers so far."""
@@ -34,7 +34,7 @@ class TaggedRounds:
             code, said = server.stop(signal.SIGKILL)
             assert code == -signal.SIGKILL, f"exit code {code}: {said}"
             assert "Traceback" not in said, said
-        assert not self.load.jobs.wrong, "\n".join(self.load.jobs.wrong[:20])
+        assert not self.load.history.wrong, "\n".join(self.load.history.wrong[:20])
         return str(self.load)
 
     def finish(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.crash.rounds import Rounds
 from tests.crash.tagged import TaggedRounds
-from tests.support.tagged_load import LIMITS
+from tests.support.load import LIMITS
 
 SEED = 20
 ROUNDS = 5
@@ -40,6 +40,6 @@ def test_killed_server_keeps_the_promises_of_tags(tmp_path: Path) -> None:
     for _ in range(3):
         print(rounds.run())
     rounds.finish()
-    jobs = rounds.load.jobs
-    assert jobs.most_held == LIMITS
-    assert jobs.duplicates > 0 and jobs.delivered > 0
+    history = rounds.load.history
+    assert history.most_held == LIMITS
+    assert history.duplicates > 0 and history.waited > 0

@@ -15,14 +15,12 @@ from typing import Final
 
 import psycopg
 
-from tests.failover.clients import Client, drain, put_large
-from tests.failover.history import Disturbance, History
 from tests.support.cluster import Cluster
+from tests.support.history import Disturbance, History
+from tests.support.load import Load, put_large
 from tests.support.nodes import Node, Nodes, run_command, wait_until
 from tests.support.processes import join
-from tests.support.tagged_load import TaggedLoad
 
-CLIENTS: Final = 5
 WORK_SECONDS: Final = (0.2, 1.0)
 
 SEGMENT: Final = "1000000"
@@ -98,58 +96,14 @@ class Census(threading.Thread):
                 self.most = max(self.most, count or 0)
 
 
-class Load:
-    """Clients that use *nodes* continuously, some of them with tagged jobs."""
-
-    def __init__(self, nodes: Nodes, history: History, seed: str) -> None:
-        self._nodes: Nodes = nodes
-        self._history: History = history
-        self._clients: list[Client] = [
-            Client(number, nodes.ports, history, seed, is_probe=not number) for number in range(CLIENTS + 1)
-        ]
-        self.tagged: TaggedLoad = TaggedLoad(nodes.ports, seed)
-
-    def start(self) -> None:
-        """Start the clients."""
-        for client in self._clients:
-            client.start()
-        self.tagged.start()
-
-    def stop(self) -> None:
-        """End all clients soon."""
-        for client in self._clients:
-            client.stop()
-        self.tagged.stop()
-
-    def see_service(self) -> None:
-        """Wait until a put that is sent from now on is acknowledged."""
-        now = time.monotonic()
-        wait_until(lambda: self._history.has_put_since(now), lambda: "no put is acknowledged")
-
-    def audit(self) -> None:
-        """End all clients, delete all remaining jobs, and raise AssertionError with every contradiction."""
-        self.stop()
-        for client in self._clients:
-            client.join(60)
-            assert not client.is_alive(), f"{client.name} does not end"
-            if client.failure is not None:
-                raise AssertionError(f"{client.name}: {client.failure!r}") from client.failure
-        port = self._nodes.wait_for_roles().port
-        self._history.check(drain(port))
-        self.tagged.audit(port)
-        print("tagged jobs:", self.tagged)
-        for node in self._nodes.nodes:
-            assert "Traceback" not in node.log and "internal error" not in node.log, node.log[-5000:]
-
-
 class _Rounds:
     """Servers under load, the history of their clients, and the reports on the rounds so far."""
 
     def __init__(self, nodes: Nodes, seed: int) -> None:
-        self.history: History = History()
         self.reports: list[Report] = []
         self._nodes: Nodes = nodes
-        self._load: Load = Load(nodes, self.history, str(seed))
+        self._load: Load = Load(nodes.ports, str(seed))
+        self.history: History = self._load.history
 
     def begin(self) -> None:
         """Start servers and clients."""
@@ -157,13 +111,22 @@ class _Rounds:
         self._load.start()
 
     def finish(self) -> None:
-        """Audit the history; raise AssertionError with every error."""
-        self._load.audit()
+        """Audit the history and the logs; raise AssertionError with every error."""
+        self._load.stop()
+        self._load.audit(self._nodes.wait_for_roles().port)
+        print(self._load)
+        for node in self._nodes.nodes:
+            assert "Traceback" not in node.log and "internal error" not in node.log, node.log[-5000:]
 
     def close(self) -> None:
         """End all processes."""
         self._load.stop()
         self._nodes.close()
+
+    def _see_service(self) -> None:
+        """Wait until a put that is sent from now on is acknowledged."""
+        now = time.monotonic()
+        wait_until(lambda: self.history.has_put_since(now), lambda: "no put is acknowledged")
 
     def _report(self, kind: str, active: Node, gap: float, census: Census) -> Report:
         """Note the report on a round of *kind* that began with the leader *active*."""
@@ -209,7 +172,7 @@ class Rounds(_Rounds):
         assert kind not in self._moves or leader is not active, f"{active.name} leads again after {kind}"
         ended = time.monotonic()
         self.history.disturbances.append(Disturbance(kind, begun, ended))
-        self._load.see_service()
+        self._see_service()
         census.stop()
         gap = self.history.service_after(unlocked) if unlocked else self.history.longest_gap(begun, ended)
         report = self._report(kind, active, gap, census)
@@ -259,7 +222,7 @@ class Rounds(_Rounds):
         """Make all connections of the active server silent; new ones work."""
         assert active.proxy is not None
         active.proxy.silence()
-        self._load.see_service()
+        self._see_service()
 
     def _lock(self, table: str, active: Node) -> float:
         """Lock *table* from another program for LOCK_SECONDS; return when it is unlocked."""
@@ -294,7 +257,7 @@ class Promotions(_Rounds):
 
     def run(self, way: str = HANGS) -> Report:
         """Run one round. The old primary HANGS, or continues soon (WAKES) beside the new one."""
-        self._load.see_service()
+        self._see_service()
         active = self._nodes.wait_for_roles()
         old, new = self._primary, self._standby
         begun = time.monotonic()
@@ -305,7 +268,7 @@ class Promotions(_Rounds):
         if way == WAKES:
             time.sleep(0.5)
             old.thaw()
-        self._load.see_service()
+        self._see_service()
         self._nodes.wait_for_roles()
         ended = time.monotonic()
         census.stop()

@@ -7,14 +7,15 @@ after the reply was received. A step without a reply may have been carried out a
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Iterable
+import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from typing import Final
 
 PUT: Final = "put"
+PUT_SAME: Final = "put, perhaps of a job that exists already"
 RESERVE: Final = "reserve"
 DELETE: Final = "delete"
 RELEASE: Final = "release"
@@ -48,11 +49,23 @@ class Disturbance:
 
 
 class History:
-    """All steps of all clients. Thread-safe."""
+    """All steps of all clients. Thread-safe.
+
+    keys        the concurrency key and its limit, by token.
+    groups      the group that the job of a token waits for, and the tokens of the members put before it.
+    most_held   maximum of jobs that clients have held at once, by concurrency key.
+    duplicates  puts that have added nothing.
+    """
 
     def __init__(self) -> None:
         self.disturbances: list[Disturbance] = []
         self.wrong: list[str] = []
+        self.keys: dict[bytes, tuple[bytes, int]] = {}
+        self.groups: dict[bytes, tuple[bytes, list[bytes]]] = {}
+        self.most_held: Counter[bytes] = Counter()
+        self.duplicates: int = 0
+        self._held: Counter[tuple[bytes, bytes]] = Counter()  # by server and concurrency key
+        self._asked: set[bytes] = set()  # tokens whose delete was sent
         self._steps: list[Step] = []
         self._lock: threading.Lock = threading.Lock()
         self._tokens: dict[int, bytes] = {}
@@ -62,6 +75,8 @@ class History:
         """Record the start of *step*."""
         with self._lock:
             self._steps.append(step)
+            if step.kind == DELETE:
+                self._asked.add(step.token)
         return step
 
     def name(self, id: int, token: bytes) -> None:
@@ -69,6 +84,46 @@ class History:
         with self._lock:
             if self._tokens.setdefault(id, token) != token or self._ids.setdefault(token, id) != id:
                 self.wrong.append(f"id {id} is of {self._tokens[id]!r}, and {token!r} has {self._ids.get(token)}")
+
+    def note_duplicate(self, token: bytes, state: bytes) -> None:
+        """Record that a put has found the job *token* in *state*."""
+        self.duplicates += 1
+        if state == b"DELETED" and token not in self._asked:
+            self.wrong.append(f"{token!r} is deleted, and no client has deleted it")
+
+    def deliver(self, step: Step, id: int) -> None:
+        """Record that the reserve *step* has got the job *id*."""
+        step.ended, step.is_done = time.monotonic(), True
+        self.add(step)
+        self.name(id, step.token)
+
+    def hold(self, server: bytes, token: bytes) -> None:
+        """Record that a client of *server* holds the job *token*."""
+        if token not in self.keys:
+            return
+        key, limit = self.keys[token]
+        with self._lock:
+            self._held[server, key] += 1
+            held = self._held[server, key]
+            self.most_held[key] = max(self.most_held[key], held)
+        if held > limit:
+            self.wrong.append(f"{held} jobs with the key {key!r} are reserved")
+
+    def let_go(self, server: bytes, token: bytes) -> None:
+        """Record that a client ends its reservation of the job *token*."""
+        if token in self.keys:
+            with self._lock:
+                self._held[server, self.keys[token][0]] -= 1
+
+    @property
+    def live(self) -> int:
+        """The number of jobs that were put, and not deleted."""
+        return len(self._ids) - len(self._asked)
+
+    @property
+    def waited(self) -> int:
+        """The number of deliveries of jobs that waited for a group."""
+        return sum([step.kind == RESERVE and step.token in self.groups for step in self._steps])
 
     @property
     def acknowledged(self) -> int:
@@ -98,35 +153,34 @@ class History:
         times = [before, *[end for end in ends if since < end < until], after]
         return max([later - earlier for earlier, later in pairwise(times)], default=0.0)
 
-    def check(self, left: Iterable[bytes]) -> None:
-        """Raise AssertionError with every contradiction; *left* are all jobs that exist at the end."""
+    def check(self) -> None:
+        """Raise AssertionError with every contradiction, after all jobs were reserved and deleted."""
         by_token: dict[bytes, list[Step]] = defaultdict(list)
         for step in self._steps:
             by_token[step.token].append(step)
-        there = set(left)
         hang_ups: dict[str, list[float]] = defaultdict(list)
         for step in by_token.pop(b"", []):
-            if step.kind == HANG_UP:
-                hang_ups[step.client].append(step.begun)
+            hang_ups[step.client].append(step.begun)
         for token, steps in by_token.items():
-            self._check_job(token, steps, token in there, hang_ups)
-        for token in there - by_token.keys():
-            self.wrong.append(f"{token!r} is there, and was never put")
+            self._check_job(token, steps, hang_ups)
+        for token, (_, members) in self.groups.items():
+            for delivery in _deliveries(by_token[token]):
+                for member in members:
+                    if not any(one.kind == DELETE and one.begun <= delivery.ended for one in by_token[member]):
+                        self.wrong.append(f"{token!r} was delivered before {member!r} of its group was deleted")
         assert not self.wrong, "\n".join([f"{len(self.wrong)} wrong:", *self.wrong[:20]])
 
-    def _check_job(self, token: bytes, steps: list[Step], is_there: bool, hang_ups: dict[str, list[float]]) -> None:
-        puts = [step for step in steps if step.kind == PUT]
+    def _check_job(self, token: bytes, steps: list[Step], hang_ups: dict[str, list[float]]) -> None:
+        puts = [step for step in steps if step.kind in (PUT, PUT_SAME)]
         deletes = [step for step in steps if step.kind == DELETE]
-        deliveries = sorted([step for step in steps if step.kind == RESERVE and step.is_done], key=lambda s: s.ended)
+        deliveries = _deliveries(steps)
         deleted_at = min([step.ended for step in deletes if step.is_done], default=inf)
-        if len(puts) != 1:
+        if not puts or (len(puts) > 1 and puts[0].kind == PUT):
             self.wrong.append(f"{token!r} was put {len(puts)} times")
-        elif puts[0].is_done and not deletes and not is_there:
+        elif any(put.is_done for put in puts) and not deletes:
             self.wrong.append(f"{token!r} is lost: its put was acknowledged, and nobody deleted it")
         if sum([step.is_done for step in deletes]) > 1:
             self.wrong.append(f"{token!r} was deleted more than once: {deletes}")
-        if deleted_at < inf and is_there:
-            self.wrong.append(f"{token!r} is back: its delete was acknowledged")
         for delivery in deliveries:
             if delivery.begun > deleted_at:
                 self.wrong.append(f"{token!r} was delivered after it was deleted: {delivery}, {deletes}")
@@ -141,3 +195,8 @@ class History:
         if any(earlier.begun <= at <= later.ended for at in hang_ups):
             return True
         return any(each.begun <= later.ended and each.ended >= earlier.begun for each in self.disturbances)
+
+
+def _deliveries(steps: list[Step]) -> list[Step]:
+    """Return the reserves in *steps* that got the job, in the order of their replies."""
+    return sorted([step for step in steps if step.kind == RESERVE and step.is_done], key=lambda step: step.ended)
