@@ -1,14 +1,8 @@
-"""Play one conversation to one server, and return the transcript with its replies.
-
-The bytes are delivered in one of three ways: step by step as in the corpus, byte by byte (an iteration of the server's
-event loop for each), or all in one chunk. The three are equivalent only for a conversation with one connection that
-does not depend on time.
-"""
+"""Play one conversation to one server, and return the transcript with its replies."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,14 +30,6 @@ from .script import (
 READ_TIMEOUT = 0.1
 """Short, because a read calls the barrier and receives once more before it reports SILENCE."""
 TIMED_READ_TIMEOUT = 6.0
-_BYTEWISE_EDGE = 512
-"""Bytes at each end of a long payload that are sent one by one. Its middle is body, which is not parsed."""
-
-
-class Delivery(enum.StrEnum):
-    STEPWISE = "stepwise"
-    BYTEWISE = "bytewise"
-    ONE_CHUNK = "one-chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +52,10 @@ class Entry:
 Transcript = list[Entry]
 
 
-def play(server: Server, conversation: Conversation, delivery: Delivery = Delivery.STEPWISE) -> Transcript:
+def play(server: Server, conversation: Conversation) -> Transcript:
     """Play *conversation* to *server* on new connections; half-close each at the end, in the order of opening."""
-    player = _Player(server, conversation, delivery)
+    player = _Player(server, conversation)
     try:
-        if delivery is Delivery.ONE_CHUNK:
-            return player.play_in_one_chunk()
         return player.play()
     finally:
         player.close()
@@ -84,32 +68,22 @@ def replies(transcript: Transcript) -> list[str]:
 class _Player:
     """Plays one conversation; `transcript` has the steps taken so far."""
 
-    def __init__(self, server: Server, conversation: Conversation, delivery: Delivery) -> None:
+    def __init__(self, server: Server, conversation: Conversation) -> None:
         self.server = server
         self.baseline = server.reset()
         self.conversation = conversation
-        self.delivery = delivery
         self.transcript: Transcript = []
         self.connections: dict[str, Connection] = {}
         self.started_at = time.monotonic()
 
     def play(self) -> Transcript:
+        """Take all steps; then half-close the open connections in the order of opening, and read what remains."""
         for line, step in self.conversation.steps:
             self._record(line, self._take(step))
-        return self._end()
-
-    def play_in_one_chunk(self) -> Transcript:
-        """Send all payloads in one chunk; then read the replies of each step."""
-        steps = self.conversation.steps
-        (name,) = self.conversation.connections
-        sends = [step for _, step in steps if isinstance(step, Send)]
-        self._connection(name).send(b"".join(send.payload.render(self.baseline.last_id) for send in sends))
-        for line, step in steps:
-            if isinstance(step, Send):
-                self._record(line, self._read(name, int(step.reads_reply)))
-            else:
-                self._record(line, self._take(step))
-        return self._end()
+        for name, connection in self.connections.items():
+            connection.half_close()
+            self._record(f"{name} at the end", connection.read_to_end())
+        return self.transcript
 
     def close(self) -> None:
         self.server.resume()
@@ -125,7 +99,7 @@ class _Player:
     def _take(self, step: Step) -> list[bytes]:
         match step:
             case Send(name, payload, reads_reply):
-                self._send(name, payload.render(self.baseline.last_id))
+                self._connection(name).send(payload.render(self.baseline.last_id))
                 if reads_reply:
                     return self._read(name, 1)
                 self.server.barrier()
@@ -160,13 +134,6 @@ class _Player:
             case ContinueServer():
                 self.server.resume()
 
-    def _send(self, name: str, data: bytes) -> None:
-        connection = self._connection(name)
-        for chunk in _chunks(data) if self.delivery is Delivery.BYTEWISE else [data]:
-            connection.send(chunk)
-            if self.delivery is Delivery.BYTEWISE:
-                self.server.round_trip()
-
     def _read(self, name: str, count: int) -> list[bytes]:
         connection = self._connection(name)
         return [connection.read_reply() for _ in range(count)]
@@ -174,18 +141,3 @@ class _Player:
     def _record(self, line: str, raw: list[bytes]) -> None:
         texts = tuple(normalise(reply, self.baseline) for reply in raw)
         self.transcript.append(Entry(line, texts, time.monotonic() - self.started_at))
-
-    def _end(self) -> Transcript:
-        """Half-close the open connections in the order of opening, and record their remaining replies."""
-        for name, connection in self.connections.items():
-            connection.half_close()
-            self._record(f"{name} at the end", connection.read_to_end())
-        return self.transcript
-
-
-def _chunks(data: bytes) -> list[bytes]:
-    """Return *data* in single bytes; the middle of long data is one chunk."""
-    edge = _BYTEWISE_EDGE
-    if len(data) <= 2 * edge:
-        return [data[i : i + 1] for i in range(len(data))]
-    return [*_chunks(data[:edge]), data[edge:-edge], *_chunks(data[-edge:])]

@@ -30,7 +30,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,6 @@ class ContinueServer:
 
 
 Step = Send | Read | Open | Quiet | HalfClose | ReadToEnd | Close | Wait | Signal | PauseServer | ContinueServer
-_WITHOUT_CONNECTION = Wait | Signal | PauseServer | ContinueServer
 
 _CONNECTION_VERBS: dict[str, type[Open | Quiet | HalfClose | ReadToEnd | Close]] = {
     "open": Open,
@@ -126,14 +125,6 @@ class Conversation:
     """Command-line flags of its server."""
     is_timed: bool = False
     needs_own_server: bool = False
-    connections: frozenset[str] = field(default=frozenset())
-
-    @property
-    def can_be_redelivered(self) -> bool:
-        """Whether other deliveries are equivalent: one connection, only sends and reads, and no dependence on time."""
-        if self.is_timed or self.needs_own_server or len(self.connections) > 1:
-            return False
-        return all(isinstance(step, Send | Read | ReadToEnd | HalfClose) for _, step in self.steps)
 
     @property
     def seconds(self) -> float:
@@ -169,14 +160,12 @@ def _conversation(title: str, lines: list[str]) -> Conversation:
     name, _, options = title.partition(" ")
     words = options.split()
     marks = {"timed", "own-server"} & set(words)
-    steps = tuple((line, parse_step(line)) for line in lines)
     return Conversation(
         name=name,
-        steps=steps,
+        steps=tuple((line, parse_step(line)) for line in lines),
         flags=tuple(word for word in words if word not in marks),
         is_timed="timed" in marks,
         needs_own_server="own-server" in marks,
-        connections=frozenset(step.connection for _, step in steps if not isinstance(step, _WITHOUT_CONNECTION)),
     )
 
 

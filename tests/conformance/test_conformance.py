@@ -15,7 +15,7 @@ from tests.support.servers import Kind, Server, ours, peer
 from . import corpus_extensions, corpus_stats
 from .corpus import CORPUS
 from .differences import CLOSES, DIFFERENCES, KEEPS_PAUSE, as_ours
-from .player import Delivery, Transcript, play, replies
+from .player import Transcript, play, replies
 from .script import Conversation
 
 TIME_TOLERANCE_SECONDS = 0.35
@@ -36,12 +36,6 @@ STRICT = [
         if not each.needs_own_server
     ],
 ]
-REDELIVERED = [
-    (name, delivery)
-    for name in [name for name in UNTIMED if CORPUS[name].can_be_redelivered][::20]
-    for delivery in (Delivery.BYTEWISE, Delivery.ONE_CHUNK)
-]
-"""A sample: tests/protocol/test_random.py and test_replies.py cut the bytes of conversations everywhere, in memory."""
 
 
 class Servers:
@@ -51,13 +45,13 @@ class Servers:
         self._stack = stack
         self._running: dict[tuple[Kind, tuple[str, ...]], Server] = {}
 
-    def play(self, kind: Kind, conversation: Conversation, delivery: Delivery = Delivery.STEPWISE) -> Transcript:
+    def play(self, kind: Kind, conversation: Conversation) -> Transcript:
         if conversation.needs_own_server:
             return play_on_own_server(kind, conversation)
         key = (kind, conversation.flags)
         if key not in self._running:
             self._running[key] = self._stack.enter_context(closing(Server(kind, conversation.flags)))
-        return play(self._running[key], conversation, delivery)
+        return play(self._running[key], conversation)
 
 
 def play_on_own_server(kind: Kind, conversation: Conversation) -> Transcript:
@@ -106,12 +100,6 @@ def timed_pair(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Pair]
 @pytest.mark.parametrize("name", UNTIMED)
 def test_replies_equal_those_of_beanstalkd(servers: Servers, name: str) -> None:
     on_peer, on_ours = (servers.play(kind, CORPUS[name]) for kind in (peer(), ours()))
-    check(name, on_peer, on_ours)
-
-
-@pytest.mark.parametrize(("name", "delivery"), REDELIVERED)
-def test_replies_do_not_depend_on_the_delivery(servers: Servers, name: str, delivery: Delivery) -> None:
-    on_peer, on_ours = (servers.play(kind, CORPUS[name], delivery) for kind in (peer(), ours()))
     check(name, on_peer, on_ours)
 
 

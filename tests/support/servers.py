@@ -111,15 +111,11 @@ class Server:
             if reply != b"UNKNOWN_COMMAND":
                 raise ServerError(f"{self.kind.name} answered the barrier with {reply!r}{self.log_tail()}")
 
-    def round_trip(self) -> None:
-        """Wait for one iteration of the server's event loop."""
-        self._control.ask(b"barrier")
-
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, and return once the server has handled it."""
         self._process.send_signal(number)
         for _ in range(100):  # a signal has no reply; the loop handles it within an iteration or two
-            self.round_trip()
+            self._control.ask(b"barrier")
 
     def pause(self) -> None:
         """Stop the process once it sleeps in its event loop, so that no earlier input is left to handle."""
