@@ -1,6 +1,6 @@
 """Replies to bodies, extensions and faulty lines in different pieces. Afterwards the session is at the right byte.
 
-tests/conformance has the replies of all other verbs, of beanstalkd or of tuber.
+tests/conformance has the replies of all other verbs.
 """
 
 from __future__ import annotations
