@@ -1,10 +1,9 @@
-"""Errors of a tube in a real browser: a group is moved and deleted, a long grouping ends, and rows are added live."""
+"""Errors of a tube in a real browser: a group is moved and deleted, and rows are added live."""
 
 from __future__ import annotations
 
 import json
 
-import greenstalk
 from playwright.sync_api import expect
 
 from tests.support.daemon import Daemon
@@ -12,7 +11,6 @@ from tests.support.daemon import Daemon
 from .browser import Browser, Tab
 from .visit import Clients, press
 
-MANY = 20_000
 LONG = "TimeoutError: no answer from https://api.example.org/v1/" + "segments/" * 40 + "end"
 
 
@@ -54,17 +52,6 @@ def test_group_is_moved_and_deleted(tab: Tab, daemon: Daemon, clients: Clients) 
     tab.page.locator("[data-task-state]", has_text="done").wait_for()
     assert clients.producer.stats_tube(f"{clients.tube}.later")["current-jobs-buried"] == 1
     assert clients.states() == (0, 0, 0, 0)
-
-
-def test_long_grouping_opens_its_result(tab: Tab, daemon: Daemon) -> None:
-    tube = "many"
-    with greenstalk.Client(("127.0.0.1", daemon.port), use=tube, watch=tube, encoding=None) as client:
-        if client.stats_tube(tube)["current-jobs-buried"] == 0:
-            for n in range(MANY):
-                client.bury(client.reserve_job(client.put(body(f"late {n}", pad="x" * 300))))
-    tab.page.goto(f"{errors_page(daemon, tube)}&refresh=1")
-    expect(tab.page.locator(".error-group .value")).to_have_text([f"{MANY:,}"])
-    assert titles(tab) == ["late #"]
 
 
 def test_live_rows_have_fields_and_whole_errors(chromium: Browser, daemon: Daemon) -> None:

@@ -88,11 +88,6 @@ FRAGILE_BODIES = (
 """Names of bodies with bytes that a browser may change when it submits a form."""
 
 
-def unfold(tab: Tab, name: str) -> None:
-    tab.page.click(MORE)
-    tab.page.locator("#more summary", has_text=name).click()
-
-
 def body_of(clients: Clients, id: int) -> bytes:
     found = clients.producer.peek(id).body
     assert isinstance(found, bytes)
@@ -125,26 +120,6 @@ def test_any_body_round_trips_through_the_form(chromium: Browser, daemon: Daemon
             assert notice_text(tab) == f"Job {id} was changed. Undo", name
             assert body_of(clients, id) == body, name
         assert (tab.console, tab.elsewhere) == ([], [])
-
-
-def test_held_job_is_released_only_after_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    [id] = clients.put(b"x", ttr=600)
-    held = clients.worker.reserve()
-    tab.page.goto(f"{daemon.dashboard}job?id={id}")
-    unfold(tab, "Release")
-    tab.page.get_by_role("button", name=f"Release job {id}").click()  # the browser requires the box
-    assert clients.producer.stats_job(id)["state"] == "reserved"
-    tab.page.locator("#confirm-release").check()
-    press(tab, f"Release job {id}")
-    assert notice_text(tab) == f"Job {id} was released from its worker and is ready."
-    with pytest.raises(greenstalk.NotFoundError):
-        clients.worker.touch(held)
-    assert clients.worker.reserve(timeout=0).id == id
-    tab.page.goto(f"{daemon.dashboard}job?id={id}")
-    unfold(tab, "Delete")
-    tab.page.locator("#confirm-delete").check()
-    press(tab, f"Delete job {id}")
-    assert notice_text(tab) == f"Job {id} was deleted. Undo"
 
 
 def test_page_of_a_job_and_list_of_connections_follow_the_queue(
