@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+import gevent
 import pytest
 from flask import Flask, g
 from flask.testing import FlaskClient
@@ -21,11 +24,14 @@ from greenstalk_server.core.operations import editing, finishing, policy_changes
 from greenstalk_server.core.operations.undoing import undelete
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.journal.saved_jobs import SavedJobsWriter, read_saved_jobs
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.changes import saved_changes as module
-from greenstalk_server.web.changes.saved_changes import LIFETIME, SavedChanges
+from greenstalk_server.web.changes.saved_changes import LIFETIME, SavedChange, SavedChanges
 from greenstalk_server.web.changes.undo import Undo
 from greenstalk_server.web.features.jobs.pages.edit import version
 from greenstalk_server.web.framework.access import Principal
+from greenstalk_server.web.store.rows import Change
+from greenstalk_server.web.store.sqlite import SqliteRows
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue, changing
@@ -219,6 +225,74 @@ def test_oldest_deletion_is_dropped_first(queue: Queue, client: FlaskClient) -> 
     assert [str(number) for number in kept._kept or ()] == numbers[1:]
     assert [str(number) for number in kept._rows.sizes("jobs-before")] == numbers[1:]
     assert post(client, "/undo", change=numbers[0]).status_code == 404
+
+
+def deletion_by(app: Flask, queue: Queue, name: str) -> int:
+    """Save the deletion of a job by the user *name*; return its number."""
+    (id,) = queue.put("mail")
+    with app.app_context():
+        g.principal = Principal(name, "", is_admin=True, sees_bodies=True)
+        recording = app.extensions["dashboard"].saved_changes.record_deletion("Delete a job", 1, 4)
+        recording.add(recording.encode(queue.broker.jobs[id], b"body"))
+        number = recording.close()
+    assert number is not None
+    return number
+
+
+@pytest.mark.parametrize(("limit", "places"), [(10**6, 4), (500, 100)])
+def test_program_drops_its_own_changes_and_not_those_of_operators(
+    queue: Queue, app: Flask, monkeypatch: pytest.MonkeyPatch, limit: int, places: int
+) -> None:
+    monkeypatch.setattr(module, "MAX_CHANGES", places)
+    saved_changes = app.extensions["dashboard"].saved_changes
+    saved_changes.limit = limit
+    by_ada = deletion_by(app, queue, "ada")
+    by_program = [deletion_by(app, queue, "api-token") for _ in range(20)]
+    kept = list(saved_changes._kept)
+    assert kept == [by_ada, *by_program[1 - len(kept) :]]
+    assert 2 <= len(kept) <= 4
+
+
+class GatedRows(SqliteRows):
+    """Rows in memory whose write fails once `may_fail` is set, if `fails` was set when it began."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.fails = False
+        self.has_begun, self.may_fail = threading.Event(), threading.Event()
+
+    def write(self, changes: Sequence[Change], trims: Mapping[str, int]) -> None:
+        if self.fails:
+            self.has_begun.set()
+            assert self.may_fail.wait(TIMEOUT)
+            raise OSError(DISK_FULL)
+        super().write(changes, trims)
+
+
+def test_change_that_a_failed_write_would_have_dropped_keeps_its_rows(queue: Queue) -> None:
+    rows = GatedRows()
+    saved_changes = SavedChanges(rows, queue.clock, 1000)
+    saved_changes.load()
+
+    def add(size: int) -> SavedChange:
+        change = SavedChange(0, "x", "", queue.now, is_deletion=True, has_bodies=True)
+        saved_changes.begin(change)
+        saved_changes.add_parts(change, [(b"x" * size, b"")])
+        return change
+
+    old = add(600)
+    rows.fails = True
+    failing = gevent.spawn(add, 601)
+    assert run_in_thread(rows.has_begun.wait, TIMEOUT)
+    rows.fails = False
+    add(10)
+    rows.may_fail.set()
+    with pytest.raises(OSError, match=DISK_FULL):
+        failing.get(timeout=TIMEOUT)
+    assert saved_changes._kept is not None
+    assert old.number in saved_changes._kept
+    assert rows.read("jobs-before", old.number, old.number, None) == [(old.number, b"\0\0\0\0", b"x" * 600)]
+    rows.close()
 
 
 def test_deletion_without_room_beside_a_running_one_drops_no_other(queue: Queue, client: FlaskClient) -> None:

@@ -6,15 +6,18 @@ parts of about PART_SIZE bytes, each one or two rows in the format of a journal 
 the change. The rows are in a file of their own, in the database of a shared journal, or in memory. Up to PARTS_TOGETHER
 parts are written together, and are durable when `Recording.flush` returns.
 
-The total size and the number of saved changes are bounded: the oldest are dropped first.
+The total size and the number of saved changes are bounded. When they are full, the oldest change of the user whose
+changes take most is dropped, so that a program with an API token does not push out the changes of operators.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import Annotated, Final, NamedTuple
 
@@ -40,6 +43,9 @@ MAX_SIZE_IN_MEMORY: Final = 32 * 10**6
 """The same without a directory or a database."""
 
 MAX_CHANGES: Final = 10_000
+
+SPARE: Final = 100
+"""When the space or the places are full, 1/SPARE of them is freed, since the choice takes three milliseconds."""
 
 LIFETIME: Final = 24 * 3600 * SECOND
 """Time for which a change can be undone, nanoseconds."""
@@ -152,6 +158,7 @@ class SavedChanges:
         self._rows: Rows = rows
         self._clock: Clock = clock
         self._kept: dict[int, SavedChange] | None = None  # by number, ascending; None until they are read
+        self._dropping: set[int] = set()  # dropped, but the write that removes their rows may still fail
         self._last_number: int = 0
         self._failed_at: int = 0
         self._error: str = ""
@@ -274,12 +281,15 @@ class SavedChanges:
             changes += [(kind, change.number, _name(at), data) for kind, data in zip(_KINDS, part, strict=True) if data]
         for one in dropped:
             changes += _without(one)
+        self._dropping.update(numbers := {one.number for one in dropped})
         try:
             self._write(changes, sum([one.size for one in dropped]))
         except OSError:
             change.parts, change.size = first, change.size - size
             self._kept = dict(sorted([*self._kept.items(), *((one.number, one) for one in dropped)]))
             raise
+        finally:
+            self._dropping -= numbers
 
     def save(self, change: SavedChange) -> None:
         """Write the state of *change* durably; raise OSError. Switches."""
@@ -297,23 +307,38 @@ class SavedChanges:
             raise
 
     def _make_room(self, change: SavedChange, size: int) -> list[SavedChange]:
-        """Drop expired changes, and the oldest ones, until *size* more bytes fit; return them. Raise TooLarge."""
+        """Drop expired changes, and the oldest ones of those who take most, until *size* more bytes fit.
+
+        Return the dropped ones. Raise TooLarge, and drop none, if *size* bytes do not fit without them either.
+        """
         assert self._kept is not None
         if change.size + size > self.limit:
             raise TooLarge
-        total, count, now = size + sum([one.size for one in self._kept.values()]), len(self._kept), self._clock()
-        dropped: list[SavedChange] = []
-        for one in self._kept.values():
-            if not (one.until <= now or total > self.limit or count > MAX_CHANGES):
+        now, kept, dropped = self._clock(), self._kept.values(), dict[int, SavedChange]()
+        for one in kept:
+            if one.until > now:
                 break
             if one is not change and not one.is_open:
-                total, count = total - one.size, count - 1
-                dropped.append(one)
-        if total > self.limit:
-            raise TooLarge
-        for one in dropped:
-            del self._kept[one.number]
-        return dropped
+                dropped[one.number] = one
+        total = size + sum([one.size for one in kept])
+        for weight, taken, most in ((_bytes_of, total, self.limit), (_place_of, len(kept), MAX_CHANGES)):
+            excess = taken - sum(map(weight, dropped.values())) - most
+            if excess <= 0:
+                continue
+            by_user = Counter({change.by: size if weight is _bytes_of else 0})
+            for one in kept:
+                by_user[one.by] += weight(one)
+            droppable = [one for one in kept if one is not change and not one.is_open and one.number not in dropped]
+            for one in _oldest_of_largest(droppable, by_user, weight):
+                dropped[one.number] = one
+                excess -= weight(one)
+                if excess <= -(most // SPARE):
+                    break
+            if excess > 0 and weight is _bytes_of:
+                raise TooLarge
+        for number in dropped:
+            del self._kept[number]
+        return list(dropped.values())
 
     def _write(self, changes: list[Change], removed: int) -> None:
         """Write *changes*, and remove the rows of saved changes that are not kept; raise OSError. Switches.
@@ -323,8 +348,9 @@ class SavedChanges:
         rewritten = min(removed, sum([one.size for one in (self._kept or {}).values()]))
         if refusal := self.room_refusal(rewritten + sum([len(data or b"") for _, _, _, data in changes])):
             raise OSError(refusal)
-        before = next(iter(self._kept or ()), 1) - 1  # a database may have parts of a write that has failed
+        before = min([next(iter(self._kept or ()), 1), *self._dropping]) - 1
         try:
+            # a database may have parts of a write that has failed
             run_in_thread(self._rows.write, changes, dict.fromkeys((HEAD, *_KINDS), before))
         except OSError as error:
             self._note(error)
@@ -461,6 +487,36 @@ class Recording:
         if not self._change.number or self.refusal:
             return None
         return self._change.number if self._changes.end(self._change) else None
+
+
+def _oldest_of_largest(
+    changes: list[SavedChange], taken: Counter[str], weight: Callable[[SavedChange], int]
+) -> Iterator[SavedChange]:
+    """Yield *changes*, each time the oldest one of the user who takes most.
+
+    *taken* has what each user takes, which a yielded change reduces by its *weight*.
+    """
+    queues: dict[str, deque[SavedChange]] = {}
+    for one in changes:
+        queues.setdefault(one.by, deque()).append(one)
+    heap = [(-taken[by], by) for by in queues]
+    heapify(heap)
+    while heap:
+        negative, by = heap[0]
+        one = queues[by].popleft()
+        yield one
+        if queues[by]:
+            heapreplace(heap, (negative + weight(one), by))
+        else:
+            heappop(heap)
+
+
+def _bytes_of(change: SavedChange) -> int:
+    return change.size
+
+
+def _place_of(change: SavedChange) -> int:
+    return 1
 
 
 _KINDS: Final = (BEFORE, AFTER)
