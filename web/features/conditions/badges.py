@@ -11,6 +11,7 @@ from greenstalk_server.web.features.conditions.measures import FAILURE, WARNING
 from greenstalk_server.web.features.conditions.rows import AttentionModel
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.per_rights import PerRights
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.reads.tubes import each_tube
 
@@ -23,7 +24,7 @@ class Badges(NamedTuple):
 
     alerts          number of lines of “Needs attention”.
     severity        `failure` if one of them is critical or a failure, else `warning`; empty without lines.
-    errors          number of buried jobs.
+    errors          number of buried jobs. If the principal sees only some tubes, that of the monitor's last round.
     """
 
     alerts: str
@@ -33,27 +34,26 @@ class Badges(NamedTuple):
 
 def register_badges(app: Flask, live: LiveHub, attention: AttentionModel, broker: Broker) -> None:
     """Add the function `badges` to the templates of *app*, and the counts to the state of every page of *live*."""
+    buried = PerRights[int]()
 
     def badges() -> Badges:
         """Return the counts. May switch."""
-        if not principal().is_known:
+        who = principal()
+        if not who.is_known:
             return Badges("", "", "")
         active = attention.visible().active
         return Badges(
             _count(active.severities.total()),
             FAILURE if active.failures else WARNING if active.warnings else "",
-            _count(_buried(broker)),
+            _count(broker.totals.buried if who.sees_all else buried.get(attention.monitor.evaluated_at, count_visible)),
         )
+
+    def count_visible() -> int:
+        sees = principal().sees
+        return sum([len(tube.buried) for tube in each_tube(broker, TUBE_BATCH) if sees(tube.name)])
 
     app.jinja_env.globals["badges"] = badges
     live.add_to_all("badges", lambda: badges()._asdict())
-
-
-def _buried(broker: Broker) -> int:
-    who = principal()
-    if who.sees_all:
-        return broker.totals.buried
-    return sum([len(tube.buried) for tube in each_tube(broker, TUBE_BATCH) if who.sees(tube.name)])
 
 
 def _count(value: int) -> str:

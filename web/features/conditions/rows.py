@@ -24,6 +24,7 @@ from greenstalk_server.web.features.conditions.measures import (
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.per_rights import PerRights
 
 MAX_ROWS: Final = 1000
 """Maximum rows that are listed, the worst of all. The others are counted."""
@@ -81,13 +82,14 @@ class AttentionModel:
         self.monitor: ConditionMonitor = monitor
         self._acknowledgements: Acknowledgements = acknowledgements
         self._clock: Clock = clock
-        self._cached: Attention | None = None
-        self._cached_for: tuple[int, int] | None = None
+        self._of_tubes: PerRights[Attention] = PerRights()
 
     def visible(self) -> Attention:
-        """Return what the principal may see. May switch."""
-        who = principal()
-        of_tubes = self._of_tubes() if who.sees_all else self._grouped(who.sees)
+        """Return what the principal may see. May switch.
+
+        The rows of tubes are grouped once for each set of rights and each round of the monitor.
+        """
+        of_tubes = self._of_tubes.get((self.monitor.evaluated_at, self._acknowledgements.version), self._grouped)
         of_server = grouped(self.monitor.server_conditions, self.covering, Pace())
         return Attention(
             _merged(of_tubes.active, of_server.active), _merged(of_tubes.acknowledged, of_server.acknowledged)
@@ -100,15 +102,8 @@ class AttentionModel:
             return None
         return self._acknowledgements.covers(kind, tube, now)
 
-    def _of_tubes(self) -> Attention:
-        """Return the rows of all tubes; they are grouped once for each round of the monitor. May switch."""
-        version = self.monitor.evaluated_at, self._acknowledgements.version
-        if self._cached is None or self._cached_for != version:
-            self._cached, self._cached_for = self._grouped(lambda _: True), version
-        return self._cached
-
-    def _grouped(self, sees: Callable[[bytes], bool]) -> Attention:
-        return grouped(self.monitor.each_of_tubes(sees), self.covering, Pace())
+    def _grouped(self) -> Attention:
+        return grouped(self.monitor.each_of_tubes(principal().sees), self.covering, Pace())
 
 
 def grouped(conditions: Iterable[ActiveCondition], covering: Covers, pace: Pace) -> Attention:
