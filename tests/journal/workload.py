@@ -173,6 +173,7 @@ class History:
     policies    documents of policies by name; empty for a deleted one.
     keys        job and end of each unique key by tube and key; zeros for a deleted one.
     groups      ids of the jobs of each group.
+    records_keys    the unique key of a job is in its records, not only in memory.
     has_been_full   the disk has been full, so the oldest events of a job may be missing.
     has_been_shortened  a rewrite has recorded changes without bodies, so all events but the newest may be missing.
     """
@@ -182,6 +183,7 @@ class History:
     policies: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
     keys: dict[tuple[bytes, bytes], list[tuple[int, tuple[int, int]]]] = field(default_factory=dict)
     groups: list[list[int]] = field(default_factory=list)
+    records_keys: bool = True
     has_been_full: bool = False
     has_been_shortened: bool = False
 
@@ -228,9 +230,9 @@ class History:
         assert broker.jobs.keys() <= self.jobs.keys(), "recovery has created a job that was never put"
         for id, entries in self.jobs.items():
             job = broker.jobs.get(id)
-            found = JobSnapshot.of(job).settled(now) if job is not None else None
+            found = self._recorded(JobSnapshot.of(job).settled(now) if job is not None else None)
             possible = [
-                snapshot.after_restart(now) if snapshot is not None else None
+                self._recorded(snapshot.after_restart(now) if snapshot is not None else None)
                 for snapshot in _possible_values(entries, safe, None)
             ]
             assert found in possible or self._lacks_events(found, possible), f"job {id}: {found} is none of {possible}"
@@ -243,6 +245,10 @@ class History:
         for tube in broker.tubes.values():
             burials = [job.burial_number for job in tube.buried.values()]
             assert burials == sorted(set(burials)), "buried jobs are out of order"
+
+    def _recorded(self, snapshot: JobSnapshot | None) -> JobSnapshot | None:
+        """Return the part of *snapshot* that is in records."""
+        return snapshot if snapshot is None or self.records_keys else replace(snapshot, unique_key=b"")
 
     def _lacks_events(self, found: JobSnapshot | None, possible: list[JobSnapshot | None]) -> bool:
         """Return whether *found* differs from a possible snapshot only in events that a full disk had no room for."""
@@ -397,7 +403,7 @@ class RecordingJournalWriter(JournalWriter):
 class Bench:
     """A server from its start on *disk* to a crash, with clients that send random commands.
 
-    records_keys    the unique key of a job is in a record, not only in memory.
+    records_keys    as in `History`.
     safe        number of the last record that must survive a loss of power.
     refused     number of refused puts.
     """
@@ -426,6 +432,7 @@ class Bench:
         self.deleted: list[Job] = []
         self.journal: RecordingJournalWriter = RecordingJournalWriter(disk, max_size, sync_interval, random)
         self.history: History = self.journal.history
+        self.history.records_keys = self.records_keys
         self.broker: Broker = make_broker()
         self.broker.journal = self.journal
         self.broker.bodies = exhausted_bodies() if is_memory_short else bodies
