@@ -161,12 +161,9 @@ def _check_keys(broker: Broker) -> None:
 def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
     """Assert that *tube* is consistent, and count its jobs in *places*."""
     assert broker.tubes[tube.name] is tube
-    if tube.is_unneeded() and tube is not broker.default_tube and tube.paused_until:
-        assert tube in broker._empty_paused or not broker.keeps_pauses
-    elif tube.is_unneeded() and tube is not broker.default_tube:
-        assert tube.policy_state is not None and 0 < tube.timer_at <= tube.policy_state.full_at, (
-            "kept until a whole burst may start"
-        )
+    if tube.is_unneeded() and tube is not broker.default_tube:
+        awaits_burst = tube.policy_state is not None and 0 < tube.timer_at <= tube.policy_state.full_at
+        assert awaits_burst or (tube.paused_until and tube in broker._empty_paused)
     ready, delayed, buried = list(tube.ready.walk()), list(tube.delayed.walk()), list(tube.buried.values())
     for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
         for job in jobs:

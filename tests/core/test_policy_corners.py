@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import MAX_EMPTY_PAUSED
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import editing, finishing, ticking
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
@@ -29,6 +30,24 @@ def test_end_of_a_rate_hold_without_a_waiting_client_requests_one_tick(world: Wo
     due = ticking.tick(world.broker, world.now)
     assert due is not None and due > world.now
     assert worker.take(1) == ids[2:]
+
+
+def test_empty_paused_tubes_of_a_policy_with_a_rate_are_limited_too(world: World) -> None:
+    """Each is kept until a whole burst may start again, and counts from then on."""
+    set_policies(world, slow={"tubes": ["mail.*"], "rate": 1})
+    client = world.client()
+    with world.in_bulk():
+        for number in range(MAX_EMPTY_PAUSED + 5):
+            name = b"mail.%d" % number
+            client.use(name)
+            client.put()
+            client.reserve_job(number + 1)
+            client.pause_tube(name, 10**9)
+            client.delete(number + 1)
+        client.use(b"default")
+    assert len(world.tubes()) == 1 + MAX_EMPTY_PAUSED + 5
+    world.advance(2)
+    assert len(world.tubes()) == 1 + MAX_EMPTY_PAUSED
 
 
 def test_rate_hold_with_a_burst_of_one_ends_after_the_policies_have_changed(world: World) -> None:

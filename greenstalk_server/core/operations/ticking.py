@@ -62,8 +62,7 @@ def _tube_due(broker: Broker, tube: Tube, limit: int, now: int) -> int:
         search = SLICE
     if tube.throttled_until <= now:
         cost = offer(broker, tube, limit, now)
-    if not tube.paused_until:
-        broker.drop_if_unneeded(tube)
+    broker.drop_if_unneeded(tube)
     job = tube.delayed.first()
     if job is not None and job.deadline <= now:
         tube.remove(job)
