@@ -50,6 +50,19 @@ def test_empty_paused_tubes_of_a_policy_with_a_rate_are_limited_too(world: World
     assert len(world.tubes()) == 1 + MAX_EMPTY_PAUSED
 
 
+def test_expired_job_that_is_moved_into_a_full_tube_expires_at_the_next_tick(world: World) -> None:
+    set_policies(world, old={"tubes": ["mail"], "expire_after": 10, "max_jobs": 1, "overflow": "drop-oldest"})
+    client = world.client(use=b"other")
+    job = client.put()
+    world.advance(20)
+    client.use(b"mail")
+    kept = client.put()
+    assert editing.edit_job(world.broker, job, world.now, tube=b"mail") == EditOutcome.DONE
+    world.check()
+    world.advance(0)
+    assert list(world.broker.jobs) == [kept]
+
+
 def test_rate_hold_with_a_burst_of_one_ends_after_the_policies_have_changed(world: World) -> None:
     """The hold ends exactly when the whole burst is available again, and the tube has a later timer, for an expiry."""
     slow = {"tubes": ["mail"], "rate": 2, "rate_burst": 1}

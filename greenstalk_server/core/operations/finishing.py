@@ -160,7 +160,7 @@ def _requeue(broker: Broker, job: Job, delay: int, now: int) -> None:
     job.state = DELAYED if delay else READY
     broker.journal.update(job)
     if delay:
-        add_delayed(broker, job, now)
+        add_delayed(broker, job)
     else:
         add_ready(broker, job, now)
 

@@ -120,7 +120,7 @@ def _apply_to_job(broker: Broker, id: int, now: int) -> None:
         return
     policy_state.rescan(job)
     if job.state in (READY, DELAYED):
-        arm_waiting(broker, job, policy_state, now)
+        arm_waiting(broker, job, policy_state)
     if job.state in (READY, DELAYED) and policy_state.has_failed(job):
         job.tube.remove(job)
         dead_letter(broker, job, DeadLetterReason.ATTEMPTS, now)

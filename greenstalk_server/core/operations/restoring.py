@@ -64,7 +64,7 @@ def _restore_job(broker: Broker, job: Job, now: int) -> None:
     if job.state == READY:
         job.tube.add_ready(job)
     elif job.state == DELAYED:
-        add_delayed(broker, job, now)
+        add_delayed(broker, job)
     else:
         job.tube.add_buried(job)
         broker.burials = job.burial_number

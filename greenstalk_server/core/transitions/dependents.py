@@ -99,7 +99,7 @@ def _release_waiting(broker: Broker, group: Group, limit: int, offered: dict[Tub
             break
         job.tube.remove(job)
         _unblock(broker, job, now)
-        queue_ready(broker, job, now)
+        queue_ready(broker, job)
         offered[job.tube] = None
         released += 1
     return released
@@ -117,7 +117,7 @@ def end_delay(broker: Broker, job: Job, now: int) -> None:
     """Make the detached *job*, whose delay is over, ready, unless it must wait for a group."""
     if isinstance(job, TaggedJob) and job.may_await:
         if delay_for_group(broker, job):
-            add_delayed(broker, job, now)
+            add_delayed(broker, job)
             return
         _unblock(broker, job, now)
     job.ready_since = now

@@ -326,7 +326,7 @@ def end_attempt(
     job.state = DELAYED if delay else READY
     _record_end(broker, job, is_command or delay > 0)
     if delay:
-        add_delayed(broker, job, now)
+        add_delayed(broker, job)
     else:
         add_ready(broker, job, now)
 

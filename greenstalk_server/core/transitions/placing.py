@@ -11,7 +11,7 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Jo
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
-from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.timers import AT_ONCE, NEVER
 from greenstalk_server.core.transitions.reservation import update_throttle
 from greenstalk_server.core.transitions.tagging import attach_tags, detach_tags
 from greenstalk_server.core.transitions.waiting import (
@@ -31,24 +31,24 @@ def add_ready(broker: Broker, job: Job, now: int) -> None:
     waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.throttled_until <= now else None
     must_wait = isinstance(job, TaggedJob) and job.must_queue
     if waiter is None or must_wait or (tube.policy_state is not None and tube.policy_state.expiry_of(job) <= now):
-        queue_ready(broker, job, now)
+        queue_ready(broker, job)
     elif tube.ready.count or broker.dependents.targets or wait_cost(waiter) > 1:
         # Ready jobs: a pause or a limit has just ended, or a slice was too short. Dependents: a better job may follow.
-        queue_ready(broker, job, now)
+        queue_ready(broker, job)
         offer(broker, tube, 1, now)
     else:
         deliver(broker, job, waiter, now)
 
 
-def queue_ready(broker: Broker, job: Job, now: int) -> None:
+def queue_ready(broker: Broker, job: Job) -> None:
     """Add the detached *job* to the ready jobs of its tube."""
     tube = job.tube
     tube.add_ready(job)
     if tube.policy_state is not None:
-        arm_waiting(broker, job, tube.policy_state, now)
+        arm_waiting(broker, job, tube.policy_state)
 
 
-def add_delayed(broker: Broker, job: Job, now: int) -> None:
+def add_delayed(broker: Broker, job: Job) -> None:
     """Make the detached *job* delayed until its deadline, or until the group for which it waits is empty."""
     tube = job.tube
     tube.add_delayed(job)
@@ -57,7 +57,7 @@ def add_delayed(broker: Broker, job: Job, now: int) -> None:
     else:
         broker.arm(tube, job.deadline)
     if tube.policy_state is not None:
-        arm_waiting(broker, job, tube.policy_state, now)
+        arm_waiting(broker, job, tube.policy_state)
 
 
 def _await_group(broker: Broker, job: Job) -> None:
@@ -68,10 +68,10 @@ def _await_group(broker: Broker, job: Job) -> None:
     tags.awaited.add_waiting(job)
 
 
-def arm_waiting(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> None:
-    """Arm a timer for the time when the waiting *job* expires, or for now if its tube is above its caps."""
+def arm_waiting(broker: Broker, job: Job, policy_state: TubePolicyState) -> None:
+    """Arm a timer for the time when the waiting *job* expires, or for the next tick if its tube is above its caps."""
     tube = job.tube
-    expiry = now if policy_state.must_evict(tube.job_count, tube.body_bytes) else policy_state.expiry_of(job)
+    expiry = AT_ONCE if policy_state.must_evict(tube.job_count, tube.body_bytes) else policy_state.expiry_of(job)
     if expiry < NEVER:
         broker.arm(tube, expiry)
 
@@ -115,7 +115,7 @@ def insert(broker: Broker, job: Job, now: int) -> None:
     if job.state == READY:
         add_ready(broker, job, now)
     elif job.state == DELAYED:
-        add_delayed(broker, job, now)
+        add_delayed(broker, job)
     else:
         tube.add_buried(job)
         if tube.policy_state is not None:
@@ -173,13 +173,13 @@ def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
         if new.state == READY:
             add_ready(broker, new, now)
         elif new.state == DELAYED:
-            add_delayed(broker, new, now)
+            add_delayed(broker, new)
         else:
             new.tube.add_buried(new)
     if broker.job_waiters and new.tube is not old.tube:
         end_blind_waits(broker, new)
     if new.tube.policy_state is not None:
-        broker.arm(new.tube, now)  # the job may have expired, or the tube may be above its caps
+        broker.arm(new.tube, AT_ONCE)  # the job may have expired, or the tube may be above its caps
 
 
 def set_priority(broker: Broker, job: Job, pri: int, now: int) -> None:
@@ -193,7 +193,7 @@ def set_priority(broker: Broker, job: Job, pri: int, now: int) -> None:
     job.pri = pri
     if job.state == DELAYED:
         broker.journal.update(job)
-        add_delayed(broker, job, now)
+        add_delayed(broker, job)
     else:
         job.ready_since = now  # `ReadyQueue.add` takes jobs in the order of `ready_since`
         broker.journal.update(job)
