@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,13 +13,19 @@ import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Final
+from textwrap import dedent
+from typing import Final, NamedTuple
 
 from tests.support import forking
 from tests.support.daemon import REPOSITORY, environment
 
 MAX_CALL: Final = 1 << 17
 """Maximum bytes of the directory, the arguments and the environment of a call."""
+
+_FENCE: Final = re.compile(
+    r"(?:^ *<!-- (?P<note>[^>\n]*) -->\n\n?)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.DOTALL | re.MULTILINE,
+)
 
 _CALL: Final = """\
 #!{python} -ISE
@@ -121,3 +128,37 @@ class _Calls:
 @cache
 def _calls() -> _Calls:
     return _Calls()
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: its first line, language and text, the comment above it, and whether it is output."""
+
+    line: int
+    language: str
+    text: str
+    note: str
+    is_output: bool
+    """Whether it is text or JSON, directly below a block of commands."""
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the fenced blocks of docs/*page*, which may begin with `../`."""
+    found: list[Block] = []
+    text, end = (REPOSITORY / "docs" / page).read_text(), 0
+    for match in _FENCE.finditer(text):
+        follows = bool(found) and found[-1].language == "sh" and not text[end : match.start()].strip()
+        is_output = follows and match["language"] in ("text", "json")
+        line, end = text.count("\n", 0, match.start("text")) + 1, match.end()
+        content = dedent(match["text"]) if match["indent"] else match["text"]
+        found.append(Block(line, match["language"], content, match["note"] or "", is_output))
+    return found
+
+
+def block(page: str, language: str, opening: str) -> str:
+    """Return the only block of docs/*page* in *language* that begins with *opening*.
+
+    A test that runs or checks a block takes it from here, with constants: tests/docs/test_blocks.py finds the calls.
+    """
+    found = [one.text for one in blocks(page) if one.language == language and one.text.startswith(opening)]
+    assert len(found) == 1, f"docs/{page} has {len(found)} blocks in {language} that begin with {opening!r}"
+    return found[0]
