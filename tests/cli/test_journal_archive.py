@@ -27,6 +27,7 @@ from greenstalk_server.journal.archive import BadLine, Key, Pause, Policy, Reade
 from greenstalk_server.journal.transfer import SEGMENT_SIZE
 from tests.support import forking
 from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run
+from tests.support.pages import block
 from tests.support.peer import eventually
 from tests.support.processes import ending
 from tests.support.wire import Connection
@@ -554,16 +555,15 @@ def test_missing_or_changed_job_fails_the_checksum() -> None:
 
 def test_example_in_the_format_document_is_valid() -> None:
     page = (REPOSITORY / "docs" / "archive-format.md").read_text()
-    example = re.search(r"```json\n(.*?)```", page, re.DOTALL)
-    assert example is not None
-    pause, policy, key, job = read(example[1].encode().splitlines(keepends=True))
+    example = block("archive-format.md", "json", '{"type":"head"')
+    pause, policy, key, job = read(example.encode().splitlines(keepends=True))
     assert isinstance(pause, Pause)
     assert isinstance(policy, Policy)
     assert isinstance(key, Key)
     assert isinstance(job, Job)
     assert (job.state, job.body, archive.VERSION) == (BURIED, b"hello", 2)
     table = page.partition("| field | meaning |")[2]
-    for name in lines_of(example[1].encode())[4].keys() - {"type", "tube"}:
+    for name in lines_of(example.encode())[4].keys() - {"type", "tube"}:
         assert f"`{name}`" in table
 
 

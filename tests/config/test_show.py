@@ -15,6 +15,7 @@ from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options
 from tests.support.daemon import REPOSITORY, run_here
+from tests.support.pages import block
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
 
@@ -101,17 +102,14 @@ def test_table_on_the_page_is_up_to_date() -> None:
 
 
 def test_example_file_on_the_page_is_valid(tmp_path: Path) -> None:
-    example = re.search(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert example is not None
     path = tmp_path / "greenstalk.toml"
-    path.write_text(example[1])
+    path.write_text(block("configuration.md", "toml", "data_dir = "))
     assert isinstance(parse(["--config", str(path)], {}), Options)
 
 
 def test_example_of_policies_on_the_page_is_valid(tmp_path: Path) -> None:
-    page = PAGE.read_text().partition("## Policies\n")[2].partition("## Signals\n")[0]
     path = tmp_path / "greenstalk.toml"
-    path.write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
+    path.write_text(block("configuration.md", "toml", "[policies.mail]"))
     parsed = parse(["--config", str(path)], {})
     assert isinstance(parsed, Options)
     assert [policy.name for policy in parsed.policies] == ["mail", "bulk", "import"]
@@ -119,10 +117,11 @@ def test_example_of_policies_on_the_page_is_valid(tmp_path: Path) -> None:
 
 def test_example_output_on_the_page_is_correct(tmp_path: Path) -> None:
     """The page shows the output for this file and this environment."""
-    blocks = re.findall(r"```(?:sh|text)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    command = block("configuration.md", "sh", "greenstalk-server config --config")
+    shown = block("configuration.md", "text", "key ")
     path = tmp_path / "greenstalk.toml"
     path.write_text('data_dir = "/var/lib/greenstalk"\n\n[web]\nhost = "127.0.0.1"\npassword = "secret"\n')
-    command, shown = (block.replace("/etc/greenstalk.toml", str(path)) for block in blocks[:2])
+    command, shown = (text.replace("/etc/greenstalk.toml", str(path)) for text in (command, shown))
     done = run_here(*shlex.split(command)[1:], GREENSTALK_LISTEN="127.0.0.1")
     assert done.returncode == 0, done.stderr
     printed = [line.split() for line in done.stdout.splitlines()]

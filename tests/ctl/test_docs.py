@@ -13,17 +13,16 @@ import pytest
 from greenstalkctl.cli import cli
 from greenstalkctl.settings import Settings
 from tests.ctl.world import WithApi, ctl
-from tests.support.daemon import REPOSITORY, environment
+from tests.support.daemon import environment
+from tests.support.pages import block, blocks
 from tests.support.peer import eventually
 from tests.support.processes import ending
 
-PAGE = (REPOSITORY / "docs" / "greenstalkctl.md").read_text()
-START = (REPOSITORY / "docs" / "start.md").read_text()
-JOBS_PAGE = (REPOSITORY / "docs" / "http-jobs.md").read_text()
+COMMANDS = [one.text for page in ("greenstalkctl.md", "start.md") for one in blocks(page) if one.language == "sh"]
 EXAMPLES = [
     example.strip()
-    for block in re.findall(r"```sh\n(.*?)```", PAGE + START, re.DOTALL)
-    for example in re.findall(r"greenstalkctl ((?:'[^']*'|[^'|<>#)&\n])*)", block)
+    for commands in COMMANDS
+    for example in re.findall(r"greenstalkctl ((?:'[^']*'|[^'|<>#)&\n])*)", commands)
 ]
 
 
@@ -49,7 +48,7 @@ def test_every_command_has_an_example() -> None:
 
 def test_http_worker_needs_no_token_if_the_server_has_none(with_api: WithApi) -> None:
     ctl(with_api, "put", "hello", "--tube", "mail")
-    (source,) = re.findall(r"```python\n(.*?)```", JOBS_PAGE, re.DOTALL)
+    source = block("http-jobs.md", "python", "import json")
     environ = environment(QUEUE_URL=f"{with_api.dashboard}/api/v1")
     command = [sys.executable, "-c", source]
     with ending(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)) as worker:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.support.daemon import REPOSITORY, TIMEOUT
+from tests.support.pages import block
 
 RULES = REPOSITORY / "docs" / "prometheus-alerts.yml"
 SERIES = Path(__file__).with_name("alerts.yml")
@@ -46,6 +47,19 @@ def rules() -> dict[str, dict[str, Any]]:
 
 def test_every_rule_is_valid() -> None:
     assert "SUCCESS" in promtool("check", "rules", str(RULES))
+
+
+def test_configurations_and_query_of_the_page_are_valid(tmp_path: Path) -> None:
+    for text in (
+        block("metrics.md", "yaml", "# on the same machine"),
+        block("metrics.md", "yaml", "# on another machine"),
+    ):
+        (tmp_path / "prometheus.yml").write_text(text)
+        assert "SUCCESS" in promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    query = block("metrics.md", "promql", "sum(").rstrip()
+    rules = {"groups": [{"name": "page", "rules": [{"record": "page:puts", "expr": query}]}]}
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules))
+    assert "SUCCESS" in promtool("check", "rules", str(tmp_path / "rules.yml"))
 
 
 def test_alerts_fire_for_a_failing_server_only(rules: dict[str, dict[str, Any]], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.failover.test_roles import PUT
 from tests.support.cluster import Cluster
 from tests.support.daemon import REPOSITORY, TIMEOUT, ask
 from tests.support.nodes import Node, Nodes, run_command, wait_until
+from tests.support.pages import block
 from tests.support.ports import free_ports
 from tests.support.processes import ending, join
 
@@ -45,9 +46,8 @@ def dashboard(port: int) -> int:
 
 
 def test_page_shows_the_file() -> None:
-    page = (REPOSITORY / "docs" / "high-availability.md").read_text()
-    (block,) = re.findall(r"```text\n(frontend beanstalk\n.*?)```", page, re.DOTALL)
-    assert block.replace("10.0.0.5:", "a:").replace("10.0.0.6:", "b:") in CONFIGURATION.read_text()
+    shown = block("high-availability.md", "text", "frontend beanstalk")
+    assert shown.replace("10.0.0.5:", "a:").replace("10.0.0.6:", "b:") in CONFIGURATION.read_text()
 
 
 def test_services_of_the_compose_file_fit_together() -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from greenstalk_server.config.definitions import DEFINITIONS
 from tests.support.daemon import REPOSITORY
+from tests.support.pages import block
 from tools.kubernetes.__main__ import RULE, prometheus_rule
 
 MANIFESTS = REPOSITORY / "deploy" / "kubernetes"
@@ -70,6 +71,20 @@ def test_only_the_active_server_of_a_pair_is_ready() -> None:
 
 def test_rules_are_those_of_the_page() -> None:
     assert RULE.read_text() == prometheus_rule(), "run: .venv/bin/python -m tools.kubernetes"
+
+
+def test_scalers_of_the_page_are_like_those_of_the_manifests() -> None:
+    """The triggers have the same type, and no other keys; the query uses a metric of the server."""
+    scaler, trigger = load("keda/scaledobject.yaml"), load("keda-prometheus/trigger.yaml")[0]["value"][0]
+    shown = yaml.safe_load(block("autoscaling.md", "yaml", "apiVersion: keda.sh"))
+    assert [shown[key] for key in ("apiVersion", "kind")] == [scaler[key] for key in ("apiVersion", "kind")]
+    assert shown["spec"].keys() <= scaler["spec"].keys()
+    (other,) = yaml.safe_load(block("autoscaling.md", "yaml", "  triggers:"))["triggers"]
+    for one, real in ((shown["spec"]["triggers"][0], scaler["spec"]["triggers"][0]), (other, trigger)):
+        assert one["type"] == real["type"]
+        assert one["metadata"].keys() <= real["metadata"].keys()
+    (metric,) = re.findall(r"greenstalk_\w+", other["metadata"]["query"])
+    assert f"| `{metric}` |" in (REPOSITORY / "docs" / "metrics.md").read_text()
 
 
 def test_query_of_the_scaler_uses_a_metric_of_the_server() -> None:

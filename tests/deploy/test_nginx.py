@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
+from tests.support.daemon import TIMEOUT, Daemon, environment
 from tests.support.nodes import wait_until
+from tests.support.pages import block
 from tests.support.ports import free_ports
 from tests.support.processes import ending
 
@@ -27,10 +28,9 @@ PATHS = {"at the root": "", "under a path": "/queue"}
 
 def server_block(prefix: str) -> str:
     """Return the page's server block; with *prefix*, the location under a path replaces its two locations."""
-    page = (REPOSITORY / "docs" / "deploy.md").read_text()
-    server, location = re.findall(r"^```nginx\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    server, location = block("deploy.md", "nginx", "server {"), block("deploy.md", "nginx", "    location /queue/ {")
     if not prefix:
-        return str(server)
+        return server
     assert f"location {prefix}/ {{" in location
     head, found, _ = server.partition("    location / {")
     assert found

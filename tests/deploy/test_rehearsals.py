@@ -19,10 +19,15 @@ WAIT = Example(0, "sleep() { until_it_listens; }\n", None, "", "")
 """Replaces `sleep` of a page: wait until the last started server listens."""
 
 
+def rehearsal(page: str) -> str:
+    """Return the section of docs/*page* that is run."""
+    text = (REPOSITORY / "docs" / page).read_text()
+    return text.partition(f"\n## {REHEARSALS[page]}\n")[2].partition("\n## ")[0]
+
+
 @pytest.mark.parametrize("page", REHEARSALS)
 def test_rehearsal_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
-    text = (REPOSITORY / "docs" / page).read_text()
-    steps = examples(text.partition(f"\n## {REHEARSALS[page]}\n")[2].partition("\n## ")[0])
+    steps = examples(rehearsal(page))
     script = [step._replace(commands=with_log(step.commands)) for step in steps]
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     _, *printed = run([WAIT, *script], tmp_path, ports)

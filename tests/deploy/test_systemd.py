@@ -17,6 +17,7 @@ from greenstalk_server.config.definitions import DEFINITIONS
 from tests.cli.test_command import PUT
 from tests.cli.test_listening import activation_command
 from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, ask, environment
+from tests.support.pages import block
 from tests.support.processes import ending
 
 SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"
@@ -79,13 +80,39 @@ def test_backup_writes_a_dated_file_and_removes_the_oldest(tmp_path: Path) -> No
 
 
 def test_second_socket_of_the_page_is_valid(systemd: str, tmp_path: Path) -> None:
-    page = (REPOSITORY / "docs" / "security.md").read_text()
-    (unit,) = re.findall(r"```ini\n(\[Unit\].*?)```", page, re.DOTALL)
     second = tmp_path / "greenstalk-server-plain.socket"
-    second.write_text(unit)
+    second.write_text(block("security.md", "ini", "[Unit]"))
     (tmp_path / SERVICE.name).write_text(SERVICE.read_text().replace(INSTALLED, sys.executable))
     shutil.copy(SOCKET, tmp_path)
     done = run(systemd, "verify", str(second), str(tmp_path / SERVICE.name), str(tmp_path / SOCKET.name))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+SOCKETS = [block("security.md", "ini", "[Socket]"), block("deploy.md", "ini", "[Socket]")]
+
+
+@pytest.mark.parametrize("lines", SOCKETS)
+def test_lines_of_a_page_replace_the_addresses_of_the_socket(systemd: str, lines: str, tmp_path: Path) -> None:
+    """`systemctl edit` puts them into this directory."""
+    (tmp_path / SERVICE.name).write_text(SERVICE.read_text().replace(INSTALLED, sys.executable))
+    shutil.copy(SOCKET, tmp_path)
+    overrides = tmp_path / f"{SOCKET.name}.d"
+    overrides.mkdir()
+    (overrides / "override.conf").write_text(lines)
+    done = run(systemd, "verify", str(tmp_path / SERVICE.name), str(tmp_path / SOCKET.name))
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert re.findall("^ListenStream=.*", lines, re.MULTILINE)[0] == "ListenStream="  # else both addresses are used
+
+
+REPORT = block("recurring-jobs.md", "ini", "[Unit]\nDescription=Put the job")
+REPORT_TIMER = block("recurring-jobs.md", "ini", "[Unit]\nDescription=Daily report")
+
+
+def test_units_of_a_recurring_job_are_valid(systemd: str, tmp_path: Path) -> None:
+    names = [str(tmp_path / f"daily-report.{kind}") for kind in ("service", "timer")]
+    for name, unit in zip(names, (REPORT, REPORT_TIMER), strict=True):
+        Path(name).write_text(unit)
+    done = run(systemd, "verify", *names)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 

@@ -80,13 +80,23 @@ def examples(text: str) -> list[Example]:
     return [one for one in found if "run last" not in one.note] + [one for one in found if "run last" in one.note]
 
 
+def run_blocks(text: str) -> set[str]:
+    """Return the text of each block in the page *text* that `examples` runs, saves, or compares with an output."""
+    found = [match for match in _BLOCK.finditer(text) if not _note(match).startswith("not run")]
+    return {match[name] for match in found for name in ("commands", "shown", "content") if match[name]}
+
+
+def _note(match: re.Match[str]) -> str:
+    return match["note"] if match["note"] and _NOTE.fullmatch(match["note"]) else ""
+
+
 def _parse(text: str) -> Iterator[Example]:
     for match in _BLOCK.finditer(text):
         if match["name"]:
             line = text.count("\n", 0, match.start("content")) + 1
             yield Example(line, f"cat > {match['name']} <<'END'\n{match['content']}END\n", None, "", "")
             continue
-        note = match["note"] if match["note"] and _NOTE.fullmatch(match["note"]) else ""
+        note = _note(match)
         if not note.startswith("not run"):
             line = text.count("\n", 0, match.start("commands")) + 1
             yield Example(line, match["commands"], match["kind"], match["shown"] or "", note)

@@ -21,7 +21,7 @@ from tests.failover.test_roles import PUT
 from tests.support.cluster import Cluster, bin_directory
 from tests.support.daemon import REPOSITORY, Daemon, ask
 from tests.support.nodes import Node, Nodes, wait_until
-from tests.support.pages import path_with_commands, run_in_shell
+from tests.support.pages import block, path_with_commands, run_in_shell
 
 from .examples import examples
 
@@ -41,24 +41,18 @@ printf '%s\\n%s\\n' "$TYPED" "$TYPED" | "$@"
 """
 
 
-def block(kind: str, opening: str) -> str:
-    """Return the only block of *kind* in the page that begins with *opening*."""
-    found: list[str] = re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    (text,) = [text for text in found if text.startswith(opening)]
-    return text
-
-
-CREATE = block("sh", "sudo -u postgres createuser greenstalk")
-SERVE = block("sh", "export DATABASE_URL=")
-MOVE = block("sh", "greenstalk-server journal export")
-BASE_BACKUP = block("sh", "sudo -u postgres pg_basebackup")
+CREATE = block("high-availability.md", "sh", "sudo -u postgres createuser greenstalk")
+SERVE = block("high-availability.md", "sh", "export DATABASE_URL=")
+MOVE = block("high-availability.md", "sh", "greenstalk-server journal export")
+BASE_BACKUP = block("high-availability.md", "sh", "sudo -u postgres pg_basebackup")
 BACKUP_TO = "/var/lib/postgresql/15/main"
-HANDOVER = block("sh", "greenstalk-server handover")
+HANDOVER = block("high-availability.md", "sh", "greenstalk-server handover")
 COMMANDS = (CREATE, SERVE, MOVE, BASE_BACKUP, HANDOVER)
 
-SETTINGS, ALLOW_SERVERS = block("text", "# postgresql.conf; requires a restart").split("\n\n")
-ALLOW_REPLICATION, WAIT_FOR_STANDBY = block("text", "# pg_hba.conf\nhost  replication").split("\n\n")
-WHO_LEADS, SESSIONS = block("sql", "SELECT name, holder_name").split("\n\n")
+SETTINGS, ALLOW_SERVERS = block("high-availability.md", "text", "# postgresql.conf; requires a restart").split("\n\n")
+STANDBY = block("high-availability.md", "text", "# pg_hba.conf\nhost  replication")
+ALLOW_REPLICATION, WAIT_FOR_STANDBY = STANDBY.split("\n\n")
+WHO_LEADS, SESSIONS = block("high-availability.md", "sql", "SELECT name, holder_name").split("\n\n")
 CREATE_REPLICATOR = "sudo -u postgres createuser --replication --pwprompt replicator"
 SYNC_STATE = "SELECT application_name, sync_state FROM pg_stat_replication"
 RELEASE_LEAD = "UPDATE greenstalk_journal SET holder = NULL"

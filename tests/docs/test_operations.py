@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import REPOSITORY, Daemon
-from tests.support.pages import path_with_commands, run_in_shell
+from tests.support.pages import block, path_with_commands, run_in_shell
 
 TIMEOUT = 60.0
 """Maximum run time of the commands in seconds."""
@@ -23,8 +23,7 @@ def shell(commands: str, directory: Path) -> tuple[str, str]:
 
 
 def test_cron_line_exports_to_a_dated_file(tmp_path: Path) -> None:
-    page = (REPOSITORY / "docs" / "backup.md").read_text()
-    (line,) = re.findall(r"^17 3 \* \* \* greenstalk (.*)$", page, re.MULTILINE)
+    line = block("backup.md", "text", "17 3 * * * greenstalk ").removeprefix("17 3 * * * greenstalk ").rstrip("\n")
     queue, backups = tmp_path / "queue", tmp_path / "backups"
     for directory in (queue, backups):
         directory.mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import subprocess
 import sys
@@ -14,12 +13,15 @@ import pytest
 
 from greenstalk_client import Client
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
+from tests.support.pages import block
 from tests.support.peer import eventually
 from tests.support.processes import ending
 
-PAGE = (REPOSITORY / "docs" / "python-client.md").read_text()
-WORKER, COROUTINE, SECURE, CLIENT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(PRINTED,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+WORKER = block("python-client.md", "python", "import urllib.request")
+COROUTINE = block("python-client.md", "python", "import asyncio")
+SECURE = block("python-client.md", "python", "import socket")
+CLIENT = block("python-client.md", "python", "from greenstalk_client import Client")
+PRINTED = block("python-client.md", "text", "[(")
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ import pytest
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalkctl.runner import VARIABLES
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
+from tests.support.pages import block
 from tests.support.processes import ending
 
-START = (REPOSITORY / "docs" / "start.md").read_text()
 OF_THE_BUILD = {"GREENSTALK_COMPILE", "GREENSTALK_PURE"}
 """The variables that setup.py and greenstalk_server/build.py read."""
 
@@ -28,9 +28,8 @@ PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
 
 def first_example() -> tuple[str, str]:
     """Return the first Python example, and its output according to the page."""
-    match = re.search(r"```python\n(.*?)```\n.*?```text\n(.*?)```", START, re.DOTALL)
-    assert match is not None
-    return match[1], match[2]
+    program = block("start.md", "python", "from greenstalk_client import Client, Job, work")
+    return program, block("start.md", "text", "made a thumbnail")
 
 
 def is_free(port: int) -> bool:

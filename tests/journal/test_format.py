@@ -14,6 +14,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
 from tests.support.daemon import REPOSITORY
+from tests.support.pages import block
 
 DOCUMENT = (REPOSITORY / "docs" / "journal-format.md").read_text()
 
@@ -41,12 +42,11 @@ TABLES = {
 
 def example() -> bytes:
     """Return the bytes of the example in the document; assert that its offsets are right."""
-    section = DOCUMENT.partition("\n## Example\n")[2]
-    block = section.partition("```text\n")[2].partition("```")[0]
+    text = block("journal-format.md", "text", "0000  ")
     data = b""
-    for offset, text in re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?$", block, re.MULTILINE):
+    for offset, digits in re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?$", text, re.MULTILINE):
         assert int(offset, 16) == len(data)
-        data += bytes.fromhex(text)
+        data += bytes.fromhex(digits)
     return data
 
 

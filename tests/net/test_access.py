@@ -21,8 +21,9 @@ from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.protocol.access import Grants, grants, read_rules
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from tests.support.daemon import TIMEOUT, Daemon, environment, run
+from tests.support.pages import block
 from tests.support.talk import CUTS, Talk
-from tests.support.tls import PAGE, connect, context, make_certificates
+from tests.support.tls import connect, context, make_certificates
 from tests.support.world import START, make_broker
 
 REFUSED = b"UNKNOWN_COMMAND\r\n"
@@ -393,9 +394,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ruled(certificates: Path) -> Iterator[Daemon]:
-    example = re.search(r"```toml\n(listen = .*?)```", PAGE.read_text(), re.DOTALL)
-    assert example is not None
-    text = example[1].replace("/etc/greenstalk", str(certificates)).replace("0.0.0.0", "127.0.0.1")
+    example = block("security.md", "toml", "listen = ")
+    text = example.replace("/etc/greenstalk", str(certificates)).replace("0.0.0.0", "127.0.0.1")
     path = certificates / "greenstalk.toml"
     path.write_text(text.replace("/run/greenstalk.sock", f"{certificates}/queue"))
     with Daemon("--config", str(path), "-p", "0", "--web-port", "0", environ=environment()) as daemon:

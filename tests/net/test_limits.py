@@ -27,11 +27,10 @@ from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.features.tubes.pages.overview import LIMIT_LABELS
-from tests.support.daemon import COMMAND, TIMEOUT, Daemon, ask
+from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, ask
 from tests.support.peer import Peer, eventually, open_files
 from tests.support.processes import ending
 from tests.support.talk import Talk
-from tests.support.tls import PAGE
 from tests.support.world import START, make_broker
 
 FULL = b"OUT_OF_MEMORY\r\n"
@@ -512,6 +511,6 @@ def test_each_limit_description_begins_with_a_plural_noun() -> None:
 
 
 def test_documentation_lists_every_limit() -> None:
-    table = PAGE.read_text().partition("## Limits")[2].partition("## ")[0]
+    table = (REPOSITORY / "docs" / "security.md").read_text().partition("## Limits")[2].partition("## ")[0]
     last_cells = " ".join(line.split("|")[4] for line in table.splitlines() if line.startswith("| "))
     assert set(re.findall("`([a-z_]+)`", last_cells)) == set(LIMIT_DESCRIPTIONS) - {"access"}

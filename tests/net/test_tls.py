@@ -34,10 +34,11 @@ from greenstalk_server.net.tls import (
 )
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon, ask, run
+from tests.support.pages import block
 from tests.support.peer import Peer, eventually
 from tests.support.ports import free_ports
 from tests.support.processes import ending
-from tests.support.tls import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates
+from tests.support.tls import KEY_UPDATE_SIZE, InMemory, KeyUpdater, connect, context, make_certificates
 
 BODY = bytes(range(256)) * 240
 """60 KiB: four records of TLS."""
@@ -530,11 +531,10 @@ def test_public_key_file_logs_a_warning(certificates: Path, tmp_path: Path, capl
 
 
 def test_documented_client_runs_as_written(certificates: Path) -> None:
-    source = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert source is not None
+    source = block("security.md", "python", "import socket")
     with Daemon(*flags(certificates), "-l", "127.0.0.1", "-p", "0") as daemon:
         port = secured_port(daemon)
-        code = source[1].replace('"localhost", 11300', f'"localhost", {port}')
+        code = source.replace('"localhost", 11300', f'"localhost", {port}')
         subprocess.run([sys.executable, "-c", code], cwd=certificates, check=True, timeout=TIMEOUT)
         with closing(connect(port, context(certificates, "mail-1"))) as sock:
             assert ask(sock, b"peek 1\r\n") == b"FOUND 1 5"
@@ -606,19 +606,31 @@ def put_and_reserve(port: int) -> bool:
 
 def test_through_socat(mutual: Daemon, certificates: Path) -> None:
     (port,) = free_ports(1)
-    target = f"OPENSSL:localhost:{secured_port(mutual)},pf=ip4,cafile={certificates}/authority.pem"
-    own = f"cert={certificates}/mail-1.pem,key={certificates}/mail-1.key"
-    with tunnel("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr", f"{target},{own}"):
+    command = block("security.md", "sh", "socat ").replace("\\\n", "")
+    for written, local in {
+        "LISTEN:11300": f"LISTEN:{port}",
+        "queue.example.com:11300,": f"localhost:{secured_port(mutual)},pf=ip4,",
+        "authority.pem": f"{certificates}/authority.pem",
+        "mail-1.": f"{certificates}/mail-1.",
+    }.items():
+        assert written in command
+        command = command.replace(written, local)
+    with tunnel(*command.split()):
         eventually(lambda: put_and_reserve(port), "socat forwards commands")
 
 
 def test_through_stunnel(mutual: Daemon, certificates: Path, tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    (tmp_path / "stunnel.conf").write_text(
-        f"foreground = yes\npid =\nclient = yes\n[queue]\naccept = 127.0.0.1:{port}\n"
-        f"connect = 127.0.0.1:{secured_port(mutual)}\nCAfile = {certificates}/authority.pem\nverifyChain = yes\n"
-        f"checkHost = queue.example.com\ncert = {certificates}/mail-1.pem\nkey = {certificates}/mail-1.key\n"
-    )
+    configuration = block("security.md", "ini", "; stunnel.conf")
+    for written, local in {
+        "127.0.0.1:11300": f"127.0.0.1:{port}",
+        "queue.example.com:11300": f"127.0.0.1:{secured_port(mutual)}",
+        "authority.pem": f"{certificates}/authority.pem",
+        "mail-1.": f"{certificates}/mail-1.",
+    }.items():
+        assert written in configuration
+        configuration = configuration.replace(written, local)
+    (tmp_path / "stunnel.conf").write_text(f"foreground = yes\npid =\n{configuration}")
     with tunnel("stunnel", str(tmp_path / "stunnel.conf")):
         eventually(lambda: put_and_reserve(port), "stunnel forwards commands")
 

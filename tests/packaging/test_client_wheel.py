@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.daemon import REPOSITORY
+from tests.support.pages import block
 
 from .test_wheel import copy_of_client, install, names, pip_wheel, succeed
 
@@ -46,8 +46,5 @@ def test_import_loads_greenstalk_and_the_standard_library(wheel: Path, tmp_path:
 
 def test_readme_has_the_first_program() -> None:
     """That program is run as docs/start.md has it."""
-    blocks = [
-        re.findall(r"```python\n.*?```", page.read_text(), re.DOTALL)
-        for page in (SOURCE / "README.md", REPOSITORY / "docs" / "start.md")
-    ]
-    assert blocks[0] == blocks[1]
+    program = block("../greenstalk_client/README.md", "python", "from greenstalk_client import Client, Job, work")
+    assert program == block("start.md", "python", "from greenstalk_client import Client, Job, work")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from greenstalk_server import BUILD
 from greenstalk_server.runtime.logs import JsonFormatter, TextFormatter
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, ask, environment, run
 from tests.support.log import Log
+from tests.support.pages import block
 from tests.support.processes import ending
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
@@ -275,3 +277,22 @@ def test_json_log_accepts_any_field_value() -> None:
     assert text.isascii()
     assert "\n" not in text
     assert (event["message"], event["level"], event["a"], event["c"]) == ("\udc80 \x9b ä", "info", "b'\\xff'", None)
+
+
+def test_lines_of_the_page_are_those_of_the_formatters(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = logging.makeLogRecord(
+        {
+            "name": "greenstalk_server.net.server",
+            "levelname": "DEBUG",
+            "msg": "job timed out",
+            "created": 1769860800.0,
+            "msecs": 0.0,
+            "connection": 7,
+            "address": "10.0.0.3:50112",
+            "job": 1234,
+            "tube": "mail",
+        }
+    )
+    monkeypatch.setattr("time.localtime", time.gmtime)
+    assert TextFormatter().format(record) == block("configuration.md", "text", "2026-01-31 ").rstrip()
+    assert JsonFormatter().format(record) == block("configuration.md", "json", '{"time"').rstrip()

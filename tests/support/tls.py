@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import re
 import socket
 import ssl
 import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.daemon import REPOSITORY, TIMEOUT
-
-PAGE = REPOSITORY / "docs" / "security.md"
+from tests.support.daemon import TIMEOUT
+from tests.support.pages import block
 
 KEY_UPDATE_SIZE = 27
 """Bytes of the record of a KeyUpdate with the default ciphers."""
@@ -21,9 +19,7 @@ KEY_UPDATE_SIZE = 27
 
 def make_certificates(directory: Path) -> None:
     """Run the commands of the page in *directory*: an authority, a server, and the clients mail-1 and monitoring."""
-    commands = re.search(r"<!-- run by tests/net/test_tls.py -->\n\n```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert commands is not None
-    script = f"set -eu\n{commands[1]}"
+    script = "set -eu\n" + block("security.md", "sh", "umask 077")
     subprocess.run(["sh", "-c", script], cwd=directory, check=True, capture_output=True, timeout=TIMEOUT)
 
 

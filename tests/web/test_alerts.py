@@ -45,6 +45,7 @@ from greenstalk_server.web.features.conditions.measures import (
     Severity,
 )
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
+from tests.support.pages import block
 from tests.support.receiver import Received, answer
 from tests.support.receiver import Receiver as Server
 
@@ -254,6 +255,13 @@ def test_json_message() -> None:
         ],
         "more": 3,
     }
+
+
+def test_json_message_of_the_page_has_the_keys_of_a_message() -> None:
+    shown = json.loads(block("alerts.md", "json", "{"))
+    ((_, document),) = bodies(receiver(dashboard_url="https://queue.example.com"), condition())
+    assert list(shown) == list(document)
+    assert list(shown["conditions"][0]) == list(document["conditions"][0])
 
 
 def test_signature_of_a_json_message() -> None:

@@ -21,7 +21,9 @@ from greenstalk_server.web.reads.jobs.frameworks import (
     decode,
 )
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED
+from tests.support.pages import block
 
+from .conftest import Queue
 from .test_body import JSON_VALUES
 
 BODIES = Path(__file__).parent / "frameworks"
@@ -89,6 +91,12 @@ def body_of(name: str) -> bytes:
 def test_real_message_is_decoded(name: str, found: DecodedJob) -> None:
     assert decode(body_of(name)) == found
     assert class_of(body_of(name)) == found.class_name
+
+
+def test_message_is_that_of_the_page(queue: Queue) -> None:
+    (id,) = queue.put("mail", body=body_of("activejob-retried"))
+    found = queue.app().test_client().get(f"/api/v1/jobs/{id}").json
+    assert found["message"] == json.loads(block("frameworks.md", "json", "{"))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.pages import block
 from tools.distributions.sources import REPOSITORY
 from tools.kubernetes.__main__ import RULE
 
@@ -58,8 +59,7 @@ def test_kustomization_is_valid(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["base", "postgresql"])
 def test_example_of_the_page_is_valid(name: str, tmp_path: Path) -> None:
     """A kustomization in a directory beside the checkout adds the monitoring, the image and a patch."""
-    page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
-    example = page.split("```yaml\n# kustomization.yaml\n")[1].partition("```")[0]
+    example = block("kubernetes.md", "yaml", "# kustomization.yaml")
     checkout = tmp_path / "greenstalk-server"
     (checkout / "deploy").mkdir(parents=True)
     subprocess.run(("cp", "-r", MANIFESTS, checkout / "deploy"), check=True)

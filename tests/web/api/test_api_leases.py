@@ -24,7 +24,8 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.operations import finishing, kicking, putting, ticking
 from greenstalk_server.web.features.jobs.jobs import MAX_JSON_BODY
 from greenstalk_server.web.features.leases import leases as operations
-from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
+from tests.support.daemon import TIMEOUT, Daemon, environment
+from tests.support.pages import block
 from tests.support.peer import Peer, eventually
 from tests.web.conftest import Queue
 from tests.web.visit import FLAGS
@@ -32,8 +33,6 @@ from tests.web.visit import FLAGS
 from ..forms import SAME_ORIGIN
 
 API = "/api/v1"
-PAGE = (REPOSITORY / "docs" / "http-jobs.md").read_text()
-
 Json = dict[str, Any]
 
 
@@ -356,9 +355,8 @@ class Worker:
     """The worker from the guide, with *work* as its work; killed at the end of the block."""
 
     def __init__(self, daemon: Daemon, work: str = 'print(job["body"], flush=True)') -> None:
-        match = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
-        assert match is not None
-        source = match[1].replace('print(job["body"], flush=True)', work)
+        source = block("http-jobs.md", "python", "import json")
+        source = source.replace('print(job["body"], flush=True)', work)
         env = environment(QUEUE_URL=f"{daemon.dashboard}api/v1", GREENSTALK_API_TOKEN="sesame")  # noqa: S106
         self._process = subprocess.Popen([sys.executable, "-c", source], env=env, stdout=PIPE, stderr=PIPE)
 
@@ -417,10 +415,9 @@ def curl(line: str, daemon: Daemon, token: str = "") -> str:
     return done.stdout
 
 
-FIRST, FINISHES = [
-    re.findall("^curl.*", block, re.MULTILINE) for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-]
-(ANSWER,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+FIRST = re.findall("^curl.*", block("http-jobs.md", "sh", "url="), re.MULTILINE)
+FINISHES = re.findall("^curl.*", block("http-jobs.md", "sh", "curl --json"), re.MULTILINE)
+ANSWER = block("http-jobs.md", "json", '{"jobs"')
 
 
 def test_first_curl_lines_run_as_written() -> None:

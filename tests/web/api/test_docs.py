@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from flask import Flask
 
 from tests.support.daemon import REPOSITORY
+from tests.support.pages import block
 
 from ..conftest import Queue
+from ..forms import SAME_ORIGIN
 from ..test_guard import basic
 from ..turns import LoopIterations
 from .conftest import ROOT, bearer
@@ -103,3 +106,9 @@ def test_guides_name_every_endpoint(queue: Queue) -> None:
     guides = GUIDE.read_text() + GUIDE.with_name("http-jobs.md").read_text()
     for method, path, _ in operations(queue.app()):
         assert f"`{method.upper()} {path}`" in guides or f"$url{path}" in guides, (method, path)
+
+
+def test_error_is_as_shown(queue: Queue) -> None:
+    new = {"tube": "mail", "body": "", "pri": -1}
+    response = queue.app().test_client().post(f"{ROOT}/jobs", json=new, headers=SAME_ORIGIN)
+    assert response.json == json.loads(block("api.md", "json", '{\n  "type"'))
