@@ -1,6 +1,6 @@
 """greenstalk.Client with the extensions of Greenstalk Server.
 
-Errors are those of greenstalk: ConnectionError if the connection ends, and greenstalk.BeanstalkdError for an error
+Errors are greenstalk's: ConnectionError if the connection ends, and greenstalk.BeanstalkdError for an error
 reply. Every method of an extension raises greenstalk.UnknownCommandError if the server lacks the extension. A
 ValueError means that an argument is out of range and nothing was sent.
 
@@ -362,9 +362,10 @@ class Client(greenstalk.Client[TBody]):
         self._send_cmd(b"pause-tube %b %b" % (encode_name(tube), self._extended_seconds(delay)), b"PAUSED")
 
     def stats_mode(self, mode: Literal["standard", "extended"]) -> None:
-        """Select the keys of later statistics: those of beanstalkd, or all keys of the server.
+        """Select the keys of later statistics: beanstalkd's keys, or all keys of the server.
 
-        Without this method, the first statistics select all keys, if the server has more than beanstalkd.
+        If this method was not called, the first request for statistics selects all keys, if the server has more than
+        beanstalkd.
         """
         self._has_stats_mode = True
         try:

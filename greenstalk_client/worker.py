@@ -148,9 +148,9 @@ class _Task(NamedTuple):
 class Worker:
     """The loop of `work` as an object with the same arguments. Call `run` once, and `stop` from another thread.
 
-    One thread reserves, on a link without jobs, because the server serves no other command of a connection during a
-    reserve. *concurrency* threads run the handler and finish each job on its link. One thread touches the jobs of all
-    links.
+    One thread reserves. It uses a link without jobs, because the server serves no other command of a connection
+    during a reserve. *concurrency* threads run the handler and finish each job on its link. One thread touches the jobs
+    of all links.
     """
 
     def __init__(

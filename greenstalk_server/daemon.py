@@ -352,7 +352,7 @@ def _handle_signals(
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         has_terminal = sys.stdin is not None and sys.stdin.isatty()
         gevent.signal_handler(signal.SIGHUP, stop if has_terminal else partial(_reload, certificates, policy_file))
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # ProcessLifetime.execute_again has blocked them
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # ProcessLifetime.execute_again has blocked all signals
 
 
 def _reload(certificates: Certificates | None, policy_file: _PolicyFile) -> None:

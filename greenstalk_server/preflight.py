@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def check_start(options: Options | None, problems: Sequence[StartError], environ: Mapping[str, str]) -> int:
-    """Print *problems* and those that starting with *options* would find; return the first one's exit code."""
+    """Print *problems* and the problems that a start with *options* would find; return the first one's exit code."""
     errors: list[StartError] = list(problems)
     if options is not None:
         logging.getLogger(__package__).addHandler(_Warnings())

@@ -84,7 +84,7 @@ def load() -> NamedServers:
 
 
 def files() -> list[Path]:
-    """Return the configuration files that exist: the system's and the user's, or the one of the variable."""
+    """Return the configuration files that exist: the system's and the user's, or the file that the variable names."""
     if only := os.environ.get(CONFIG_VARIABLE):
         return [Path(only)]
     directory = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))  # noqa: PTH111  never raises

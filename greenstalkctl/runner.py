@@ -142,7 +142,7 @@ def _terminate(process: subprocess.Popen[bytes]) -> int:
 
 
 def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal to the process group, unless it has ended, or belongs to another user, as that of `sudo` does."""
+    """Send a signal to the process group, unless it has ended, or belongs to another user, as with `sudo`."""
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

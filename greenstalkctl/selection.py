@@ -1,4 +1,4 @@
-"""Select the tube of a command, or its jobs: by ids, or a number of jobs of a tube in one state."""
+"""Arguments that select the tube of a command, or its jobs: by id, or by tube, state and number."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def selection(states: Sequence[str]) -> Callable[[F], F]:
 
 
 def parse_words(words: Sequence[int | str], tube: str | None) -> tuple[tuple[int, ...], str | None]:
-    """Return the ids, and the tube, that the arguments *words* and the option --tube name."""
+    """Return the ids and the tube that the arguments *words* and the option --tube give."""
     ids = tuple(word for word in words if isinstance(word, int))
     return ids, _only(_named_tubes([word for word in words if isinstance(word, str)], tube))
 

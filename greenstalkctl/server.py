@@ -1,6 +1,6 @@
 """A Queue over one connection with the beanstalk protocol.
 
-Return values and errors are those of `queue`. Every reply is bounded in time (the deadline of its request) and in
+Return values and errors are defined in `queue`. Every reply is bounded in time (the deadline of its request) and in
 memory (MAX_*), whatever the server is. Not thread-safe.
 """
 
@@ -49,7 +49,7 @@ DEFAULT_PRI: Final = greenstalk.DEFAULT_PRIORITY
 DEFAULT_TTR: Final = greenstalk.DEFAULT_TTR
 
 MAX_LINE: Final = 1024
-"""Maximum bytes of the first line of a reply; that of `list-tube-used` is the longest, with a name of 200 bytes."""
+"""Maximum bytes of the first line of a reply; the longest is `list-tube-used`'s, with a name of 200 bytes."""
 
 MAX_STATS: Final = 2**16
 """Maximum bytes of the statistics of a server, a tube or a job, which take about 2,000."""
@@ -68,7 +68,7 @@ _NAMES: Final = (
     "name", "tube", "hostname", "os", "platform", "version", "greenstalk-version", "id",
     "idempotency-key", "group", "after-group", "concurrency-key",
 )  # fmt: skip
-"""Statistics that are text, even if it looks like a number."""
+"""Statistics whose values are text, even if a value looks like a number."""
 
 _FRACTION: Final = re.compile(r"-?[0-9]+\.[0-9]+")
 _BOOLEANS: Final = {"true": True, "false": False}

@@ -1,9 +1,9 @@
 """Leader election: one server leads, the standbys follow its journal, and one of them takes over when its lease ends.
 
-The lease is a row in the database, and ends at a time of the database's clock. The leader renews the lease in a native
-thread, so that long work in the event loop does not delay a renewal. The leader stops serving when the lease has
-ended by its own clock, which also advances while the process or the machine is suspended. The lease by itself does
-not prevent two servers from acknowledging changes. The epoch does: see journal.postgresql.
+The lease is a row in the database, and the database's clock decides when the lease ends. The leader renews the lease
+in a native thread, so that long work in the event loop does not delay a renewal. The leader stops serving when the
+lease has ended by its own clock, which also advances while the process or the machine is suspended. The lease by
+itself does not prevent two servers from acknowledging changes. The epoch does: see journal.postgresql.
 
 A deposed leader holds stale jobs in memory. It never demotes itself: the process executes its program again, under the
 same process id, and rejoins as a standby.
@@ -73,10 +73,10 @@ TAKEOVER_DELAY: Final = 0.1
 then take over even if the lease has not ended by the database's clock, which may have been set back."""
 
 PREVIOUS_HOLDER: Final = "_GREENSTALK_PREVIOUS_HOLDER"
-"""Environment variable in which a process that executes its program again passes on the id that held its lease."""
+"""Environment variable that passes the lease holder's id to the program when a process executes its program again."""
 
 WARNING_FRACTION: Final = 0.25
-"""Fraction of the lease below which a leader that cannot renew it reports the reason."""
+"""A leader that cannot renew its lease reports the reason when less than this fraction of the lease is left."""
 
 HUNG_AFTER: Final = 60.0
 """Seconds without an iteration of the event loop after which the lease is no longer renewed."""
@@ -269,7 +269,7 @@ class Candidate(Generic[Q]):
             self._begin()
         self._read()
         assert self._follower is not None
-        refuse_unfit(self._follower.recovery, is_strict=False)  # before it leads a journal that it cannot serve
+        refuse_unfit(self._follower.recovery, is_strict=False)  # a standby must not lead a journal that it cannot serve
         self._lease_state = run_in_thread(self.lease.read_state)
         self._note_recovery()
         if not self.may_lead(self._lease_state):

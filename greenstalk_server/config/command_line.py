@@ -283,7 +283,7 @@ Examples:
 VARIABLE_PREFIX: Final = "GREENSTALK_"
 
 OTHER_VARIABLES: Final = ("GREENSTALK_COMPILE", "GREENSTALK_PURE")
-"""Variables of this project that are no options: see build.py."""
+"""Variables of this project that are not options: see build.py."""
 
 _VARIABLES: Final = [row.variable for row in DEFINITIONS if row.variable.startswith(VARIABLE_PREFIX)]
 
@@ -356,7 +356,7 @@ class _Parser:
                 self._values[setting.row.field] = setting.value
 
     def _refuse_unknown_variables(self, environ: Mapping[str, str]) -> None:
-        """Report each variable whose name begins as ours, and that nothing reads. Call this after `_read_file`.
+        """Report each variable whose name has our prefix and that nothing reads. Call this after `_read_file`.
 
         The file may name variables with secrets. An empty variable counts as absent.
         """
@@ -447,7 +447,7 @@ def _hint(variable: str) -> str:
 
 
 def _is_of_kubernetes(name: str, text: str) -> bool:
-    """Return whether Kubernetes sets the variable *name* to *text* in each pod for a service `greenstalk` or alike."""
+    """Return whether Kubernetes may set the variable *name* to *text* for a service with a name like `greenstalk`."""
     pattern = _KUBERNETES_PORT if name.endswith("_PORT") and "://" in text else _KUBERNETES
     return pattern.fullmatch(name) is not None
 

@@ -78,7 +78,7 @@ def read_config(path: str, source: str, report: Callable[[UsageError], None]) ->
 
 @dataclass(frozen=True, slots=True)
 class Reloadable:
-    """The settings that SIGHUP reads again. The fields are those of Options."""
+    """The settings that SIGHUP reads again. The keys are fields of Options."""
 
     policies: tuple[Policy, ...] = ()
     attention: ThresholdSet = field(default_factory=ThresholdSet)

@@ -121,8 +121,8 @@ def _option(
 ) -> Definition:
     """Return the definition of an option with a *key* and a variable; *others* are further fields of Definition.
 
-    Unless they are given, the name of the variable is that of the first flag, or of *key* if that flag is one letter,
-    and the field is *key*.
+    The default name of the variable comes from the first flag, or from *key* if that flag is one letter. The default
+    field is *key*.
     """
     long_flag = next((flag for flag in flags if flag.startswith("--")), key)
     variable = "GREENSTALK_" + re.sub("[.-]", "_", long_flag.removeprefix("--")).upper()

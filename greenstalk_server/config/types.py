@@ -220,7 +220,7 @@ def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
 
 
 def _nothing(default: T) -> Callable[[str], T]:
-    """Return a function that returns *default*, of an option that only a configuration file can set."""
+    """Return a function that returns *default*, the value of an option that only a configuration file can set."""
 
     def read(text: str) -> T:
         assert not text

@@ -16,7 +16,7 @@ DEFAULT_BINLOG_SIZE: Final = 10485760
 
 @dataclass(frozen=True, slots=True)
 class JournalStats:
-    """Statistics of the journal. The defaults are those of a server without one.
+    """Statistics of the journal. The defaults are for a server without a journal.
 
     is_on_disk      jobs survive the process.
     is_full         the disk had no room to allocate the next file before it is needed.

@@ -29,7 +29,7 @@ class Target(Protocol):
 
 
 class Timers:
-    """Armed targets, soonest first; targets of one time in the order in which they were first armed.
+    """Armed targets, soonest first; targets with equal times are in the order in which they were first armed.
 
     The key of a target is the integer time << 64 | serial number. An armed target keeps its serial number. A key is
     removed when its target is armed for an earlier time, so no operation has to remove many of them.

@@ -2,7 +2,7 @@
 
 The first line identifies the format, and the last one has the number of lines and their checksum, so that a truncated
 archive is detected. Between them are the paused tubes, the policies and the unique keys that outlive their jobs, by
-name, and all jobs, by id. docs/archive-format.md describes the format; units and values are those of
+name, and all jobs, by id. docs/archive-format.md describes the format; units and values are as in
 docs/journal-format.md.
 
 Pure: no I/O, and no access to the clock.

@@ -140,7 +140,7 @@ class BeanstalkdBinlog:
 
     @property
     def unknown_versions(self) -> list[Skipped]:
-        """The files because of which no server starts on the directory."""
+        """The files that prevent a server from starting on the directory."""
         return [skipped for skipped in self.skipped if skipped.is_unknown]
 
     @property
@@ -319,7 +319,7 @@ class _UnsoundError(Exception):
 
 
 def is_unknown_version(data: bytes) -> bool:
-    """Return whether *data*, the beginning of a file, has a version that is not read. 0 is no version, but damage."""
+    """Return whether *data*, the beginning of a file, has a version that is not read. Version 0 means damage."""
     return len(data) >= 4 and data[:4] not in _LAYOUTS and any(data[:4])
 
 
@@ -364,7 +364,7 @@ def _in_nanoseconds(fields: tuple[int, ...], unit: int) -> tuple[int, ...]:
 
 
 def _settle(job: ImportedJob) -> None:
-    """Change the recorded state and deadline of *job* to those after a restart."""
+    """Change the recorded state and deadline of *job* as a restart does."""
     if job.state == DELAYED:
         job.deadline = min(max(job.deadline, 0), _MAX_TIME)
         return
@@ -374,7 +374,7 @@ def _settle(job: ImportedJob) -> None:
 
 
 def _is_import_of(imported: ImportedJob, job: Job | None) -> bool:
-    """Return whether *job* is the job of the journal that *imported* has become."""
+    """Return whether *job*, from the journal, is what an import of *imported* has created."""
     return job is not None and (job.tube.name, job.body) == (imported.tube, imported.body)
 
 

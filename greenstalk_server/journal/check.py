@@ -58,7 +58,7 @@ class Report:
     kinds       number of sound records of each kind.
     source      beanstalkd's files, which a start would import; without blank files.
     is_imported an earlier start has imported all of their jobs, and a start would only move the files.
-    taken       ids that both the journal and beanstalkd's files use, because of which a start would fail.
+    taken       ids that both the journal and beanstalkd's files use, which would make a start fail.
     """
 
     directory: str

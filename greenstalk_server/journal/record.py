@@ -117,7 +117,7 @@ JOB_WITH_EVENTS_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "B")
 """The fields of JOB, then the length of the events, which are between the name and the body."""
 
 JOB_WITH_ATTRIBUTES_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "BH")
-"""The fields of JOB, then the lengths of the events and attributes, which stand between the name and the body."""
+"""The fields of JOB, then the lengths of the events and attributes, which are between the name and the body."""
 
 MOVE_FIELDS: Final = struct.Struct(UPDATE_FIELDS.format + "B")
 """The fields of UPDATE, then the length of the tube's name; the name and the attributes follow."""
@@ -266,7 +266,7 @@ def extra_of(job: Job) -> int:
 
 
 def note_extra(job: Job, extra: int) -> None:
-    """Note that the newest JOB record of *job* has *extra* bytes of events and attributes.
+    """Store in *job* that its newest JOB record has *extra* bytes of events and attributes.
 
     `record_extra` excludes the tags, because every record of the job has them. So tags alone need no cold state.
     """

@@ -73,8 +73,8 @@ class Recovery:
     is_import_open  after `settle`: an import had begun and not ended.
     returned    after `settle`: the jobs whose reservations it has ended; their last event is RETURNED.
     undone_keys after `settle`: the keys that it has undone, since the deletion that kept the key was torn before its
-                DELETE record: the job still exists, and has the key itself. Their values are those before that
-                deletion, as in `keys`; zeros if the key was free.
+                DELETE record: the job still exists, and has the key itself. The values are from before that deletion,
+                as in `keys`; zeros if the key was free.
     memory      bytes of memory that are left for bodies; None for no limit.
     """
 
@@ -461,7 +461,7 @@ class Recovery:
         """Note the offset of the record of *job*, and drop its body if memory has no room for it."""
         assert self.memory is not None
         segment.starts.append(at)
-        segment.has_repeats |= bool(segment.ids) and segment.ids[-1] >= job.id  # perhaps of a job deleted in between
+        segment.has_repeats |= bool(segment.ids) and segment.ids[-1] >= job.id  # of a job deleted in between
         self._release_memory(self.jobs.get(job.id))
         if job.size > SMALL and self.memory < job.size + BODY_COST:
             job.body = None
@@ -574,11 +574,11 @@ class Recovery:
             replaced = self.keys.pop((name, key), None)
             if until:
                 self.keys[name, key] = id, until
-            if replaced is not None and replaced[0] != id and id in self.jobs:  # until the DELETE of the job follows
+            if replaced is not None and replaced[0] != id and id in self.jobs:  # the DELETE of the job may be lost
                 self._replaced_keys.setdefault(id, {})[name, key] = replaced
 
     def _note_entry(self, entry: record.Entry, at: int, stop: int, segment: ReplayedSegment) -> None:
-        """Note that the newest record of *entry* is in *segment*, from offset *at* to *stop*."""
+        """Store where the newest record of *entry* is: in *segment*, from offset *at* to *stop*."""
         self.entries[entry] = segment.header.number, stop - at
         segment.entries.append(entry)
 

@@ -120,7 +120,7 @@ class Rewrite:
         self._highest_begun: int = 0
 
     def restart(self) -> None:
-        """Note that a batch, or a sync, has failed."""
+        """Begin the rewrite again: a batch or a sync has failed."""
         log = self._log
         if not log.wants_rewrite:
             log.forget_groups()
@@ -164,7 +164,7 @@ class Rewrite:
             self.is_planning = False
 
     def _prepare_retry(self) -> None:
-        """Note that no step fits. The next attempt follows a maintenance, and uses all free bytes."""
+        """Prepare the next attempt, because no step fits. It follows a maintenance, and uses all free bytes."""
         self._steps_left = len(self._log.segments)
         self._space.margin = 0
         self._log.orphaned += self._log.surplus
@@ -430,7 +430,7 @@ class Rewrite:
             self._log.orphaned.append(segment)
 
     def complete_step(self) -> None:
-        """Handle that a step, not the last one, is on disk: remove the segments that it has evacuated.
+        """Complete a step that is on disk and is not the last one: remove the segments that it has evacuated.
 
         Invariant: each step copies all jobs with no JOB record on disk, and all policies, pauses and keys that have
         changed since the failure, except those that a former step has recorded. So each of them has a record on disk
@@ -445,7 +445,7 @@ class Rewrite:
             self._log.remove_after(oldest, self._log.on_disk)
 
     def complete(self, sequence: int) -> None:
-        """Note that the last step is on disk, up to record *sequence*; remove the segments that it replaces."""
+        """Complete the rewrite: its last step is on disk, up to record *sequence*. Remove the replaced segments."""
         self._release_removals(sequence)
         for segment in self._superseded:
             assert not segment.live_bytes

@@ -156,7 +156,7 @@ class SegmentLog:
         self.ahead.clear()
 
     def finish(self, segment: Segment) -> None:
-        """Note that *segment* is full, and completely on disk."""
+        """Mark *segment* as finished: it is full, and completely on disk."""
         self.unsafe.remove(segment)
         self._add_finished(segment)
         self.on_disk = max(self.on_disk, segment.last_sequence)

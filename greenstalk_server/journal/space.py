@@ -114,7 +114,7 @@ class Space:
         """Remove the oldest segments that have no live record; return False if there is none. Blocks; raises OSError.
 
         A server that was killed on a full disk may have copied a segment, and not removed it yet.
-        Invariant: the newer segments, which have the copies and the next id, are on disk before.
+        Invariant: the newer segments, which have the copies and the next id, are on disk before a segment is removed.
         """
         segments = list(self._log.segments.values())
         dead = list(takewhile(lambda segment: not segment.live_bytes, segments[:-1]))
@@ -203,7 +203,7 @@ class Space:
 
     @property
     def wants_maintenance(self) -> bool:
-        """Whether `take_maintenance` has something to do now. After an error it waits for a retry."""
+        """Whether `take_maintenance` has something to do now. False after an error: a retry follows."""
         wants_more = len(self._log.ahead) < self._wanted_ahead() and not self._log.is_full
         return not self._maintenance_error and (wants_more or bool(self._log.orphaned) or self.can_remove())
 
@@ -285,7 +285,7 @@ class Space:
         self.margin += MARGIN
 
     def note_full(self, error: OSError) -> None:
-        """Note that the disk is full, because of *error*."""
+        """Handle *error*, which says that the disk is full."""
         self.refusal = str(error)
         if self._full_at is None:
             log.error("journal: disk full: %s; puts return OUT_OF_MEMORY until space is available", error)

@@ -166,7 +166,7 @@ class JournalWriter:
         return self._put_again(new, old)
 
     def _put_again(self, new: Job, old: Job | None) -> bool:
-        """Record *new* in full, whose id has a JOB record: that of *old*, or, if that is None, of a deleted job."""
+        """Record *new* in full. Its id already has a JOB record: of *old*, or of a deleted job if *old* is None."""
         log, events, attributes = self._log, record.events_of(new), job_attributes.encode(new)
         size = record.job_size(new) + record.extra_size(events, attributes)
         if not self._space.has_room(size):
@@ -375,7 +375,7 @@ class JournalWriter:
         )
 
     def complete_batch(self, batch: Batch) -> None:
-        """Note that *batch* has run."""
+        """Record the success of *batch*, which has run."""
         log = self._log
         self._note_finished(batch)
         for segment in batch.segments:
@@ -419,14 +419,14 @@ class JournalWriter:
         return SyncTask(self._files, handle, unsafe[0].number, self._written, self._ids_end_written)
 
     def complete_sync(self, sync: SyncTask) -> None:
-        """Note that *sync* has run."""
+        """Record the success of *sync*, which has run."""
         self._log.on_disk = max(self._log.on_disk, sync.sequence)
         self._synced_at = time.monotonic()
         self._note_on_disk(sync.segment, sync.next_id)
         self._count_sync(sync.time)
 
     def _note_on_disk(self, segment: int, next_id: int) -> None:
-        """Note that everything written to *segment* is on disk, so ids below *next_id* are reserved."""
+        """Mark everything written to *segment* as on disk; ids below *next_id* are then reserved on disk too."""
         self._log.newest_on_disk = max(self._log.newest_on_disk, segment)
         self._ids_end_on_disk = max(self._ids_end_on_disk, next_id)
 
@@ -451,7 +451,7 @@ class JournalWriter:
     # Failure
 
     def note_failure(self, error: OSError, batch: Batch | None = None) -> None:
-        """Note that *batch*, or a sync, has failed: until a rewrite is complete, nothing more is safe."""
+        """Handle the failure of *batch*, or of a sync: no further record is safe until a rewrite is complete."""
         log, is_short = self._log, batch is not None and batch.is_short
         if batch is not None:
             self._note_finished(batch)
@@ -514,7 +514,7 @@ class JournalWriter:
     def read_for_compaction(self) -> BodyRead | None:
         """Return a read of the bodies that compaction or a rewrite waits for; None if it waits for none.
 
-        Once it is reported, call `compact` with READ_BATCH, before the bodies are evicted again.
+        When the read is complete, call `compact` with READ_BATCH before the bodies are evicted again.
         """
         return self._eviction.read_wanted()
 
@@ -531,7 +531,7 @@ class JournalWriter:
 
     @property
     def wants_maintenance(self) -> bool:
-        """Whether `take_maintenance` has something to do now; after an error it waits for a retry."""
+        """Whether `take_maintenance` has something to do now. False after an error: a retry follows."""
         return self._space.wants_maintenance
 
     def take_maintenance(self, is_retry: bool = True) -> Maintenance | None:

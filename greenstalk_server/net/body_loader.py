@@ -37,8 +37,8 @@ MAX_READ_AHEAD: Final = 2**24
 limit, since these bodies are not evicted."""
 
 READ_AHEAD_EVICTION: Final = 64
-"""Divisor. While reading ahead is stopped, each request to read ahead makes 1/64 of one tube's maximum bytes evictable:
-the tubes whose bodies were read ahead may no longer have workers."""
+"""Divisor. While reading ahead is stopped, each request to read ahead makes 1/64 of one tube's maximum bytes evictable.
+Otherwise, reading ahead would stay stopped if the tubes whose bodies were read ahead have no workers any longer."""
 
 TRIES: Final = 3
 """Attempts to read a body. Compaction may remove a segment while it is read; then the body is in another segment."""

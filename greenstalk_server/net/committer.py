@@ -364,7 +364,7 @@ class Committer:
         budget = min(self._owed, limit)
         before = self.journal.pending_bytes
         is_behind = self.journal.compact(budget)
-        self._copied += self.journal.pending_bytes - before  # written with the next batch, where they must not count
+        self._copied += self.journal.pending_bytes - before  # the next batch must not count these bytes
         self._owed = self._owed - budget if is_behind else 0
         return is_behind
 

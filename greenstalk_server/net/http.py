@@ -282,7 +282,7 @@ class _Incoming(io.RawIOBase):
         self._received, self._is_head = 0, True
 
     def end_head(self) -> None:
-        """Note that all headers have been read."""
+        """Mark the headers as completely read."""
         self._is_head = False
 
     def readable(self) -> bool:

@@ -2,7 +2,7 @@
 
 Each socket is returned bound and non-blocking, with the options set that accepted connections inherit. It refuses
 connections until `listen` is called, when the server can serve them; an inherited socket accepts them into the kernel's
-queue before. A failure raises StartError with the address.
+queue before that. A failure raises StartError with the address.
 
 Binding happens before privileges are dropped, and reports most conflicts at once. Resolving host names blocks, which is
 harmless before the server serves.

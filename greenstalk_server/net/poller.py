@@ -141,7 +141,7 @@ class Poller:
         self._queue: deque[Handler] = deque()
         self._is_queued: set[Handler] = set()
         self._unfinished: list[Handler] = []
-        self._late: list[tuple[Handler, int]] = []  # with their events; reported when the budget was spent already
+        self._late: list[tuple[Handler, int]] = []  # handlers with their events, reported after the budget was spent
         self._spent: int = 0
         self._now: int = 0  # time of the last batch
         self._batch_at: int = 0  # time of the last batch of the previous call
@@ -203,7 +203,7 @@ class Poller:
     def _poll(self) -> None:
         self._is_due = True  # what is queued from now on is served without another call of the loop
         self._spent = 0
-        if self._is_timed:  # else one iteration of the loop may call twice, and use up two budgets
+        if self._is_timed:  # else one iteration of the loop may call `_poll` twice, and spend two budgets
             self._is_timed = False
             self._timer.stop()
         is_drained = False
@@ -236,7 +236,7 @@ class Poller:
         self._batch_at = self._now
         if self._quick_batches <= QUICK_BATCHES or self._callbacks is None or self._is_stopped:
             return
-        if self._loop.pendingcnt or has_yielding():  # neither changes before the loop runs
+        if self._loop.pendingcnt or has_yielding():  # neither can change until the loop runs
             return
         until = self._now + WAIT_PERIOD
         while self._now < until and not (self._queue or self._callbacks or self._spent >= BUDGET):
@@ -257,8 +257,8 @@ class Poller:
         return self._quick_poll(self._epoll_fd, milliseconds, limit)
 
     def _serve_batch(self, events: list[tuple[int, int]]) -> None:
-        """Serve the queued handlers, then those of *events*."""
-        queued = min(len(self._queue), BATCH_SIZE - len(events))  # not those that queue themselves when they receive
+        """Serve the queued handlers, then the handlers of *events*."""
+        queued = min(len(self._queue), BATCH_SIZE - len(events))  # before `_receive` queues more
         received = self._receive(events) if events else []
         limit = COMMAND_SLICE if queued + len(received) == 1 else COMMAND_QUANTUM
         self._now = now = self._clock()

@@ -48,8 +48,8 @@ STOP_GRACE: Final = 10.0
 """Seconds allowed for sending pending replies when the server stops."""
 
 HANDSHAKE_TIMEOUT: Final = 10.0
-"""Seconds from accepting a connection to the end of its TLS handshake, at least; housekeeping ends it. With timers of
-their own, thousands of handshakes would end in one iteration of the loop."""
+"""Minimum seconds that a TLS handshake may take, from accepting the connection; later, housekeeping ends it. With
+timers of their own, thousands of handshakes would end in one iteration of the loop."""
 
 HOUSEKEEPING_INTERVAL: Final = 2.0
 """Seconds between housekeeping passes."""

@@ -141,7 +141,7 @@ class TlsSocket(socket.socket):
         return sent
 
     def answer(self) -> bool:
-        """Send the messages of TLS itself; return whether all were sent. The next recv reports a lost peer."""
+        """Send TLS's own messages, such as alerts; return whether all were sent. The next recv reports a lost peer."""
         try:
             return self._flush()
         except OSError:
@@ -156,8 +156,8 @@ class TlsSocket(socket.socket):
     def peer_names(self) -> list[str]:
         """Return the names in the client's certificate, the common name first; none without a certificate.
 
-        Of several common names only the last is used, the most specific one (RFC 2818, 3.1): an authority may let the
-        client choose the ones before it.
+        Of several common names only the last is used, which is the most specific (RFC 2818, 3.1): an authority may let
+        the client choose the others.
         """
         found: Any = self._tls.getpeercert() or {}
         common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]

@@ -1,4 +1,4 @@
-"""Parsers of the arguments of commands, one for each form. Each takes the verb and the rest of the line behind a space.
+"""Parsers of the arguments of commands, one for each form. Each takes the verb and the rest of the line after a space.
 
 Where protocol.txt is silent, they follow beanstalkd 1.13, including which malformed line gets which error. They follow
 1.12 where clients rely on that: a negative timeout waits without a limit.
@@ -57,7 +57,7 @@ class UnknownCommand(ProtocolError):
 
 
 class Mode:
-    """The strictness with which all connections of the process follow the published protocol.
+    """How strictly all connections of the process follow the published protocol.
 
     is_strict       the extensions are off; every line gets beanstalkd's reply.
     extends_stats   a new connection gets the extended keys of statistics without asking.
@@ -181,7 +181,7 @@ def parse_kick(verb: Verb, rest: bytes) -> Command:
 
 
 def parse_timeout(verb: Verb, rest: bytes) -> Command:
-    """Return (verb, timeout or None for no limit). Read -2**31 to 2**31-1 seconds, of which negative ones are no limit.
+    """Return (verb, timeout or None for no limit). Read -2**31 to 2**31-1 seconds; negative ones mean no limit.
 
     Ignore the text after the number.
     """

@@ -15,7 +15,7 @@ from greenstalk_server.protocol.verb import MAX_LINE, Verb
 from greenstalk_server.protocol.verbs import VERBS
 
 NO_BODY: Final = -1
-"""Result of `announced_size`, which is no size."""
+"""Result of `announced_size` that is not a size."""
 
 _MAX_KNOWN: Final = 1024
 
@@ -30,7 +30,7 @@ _by_prefix: Final = sorted(
     [verb for verb in VERBS if not (verb.is_extension or (verb.arguments and verb.needs_space))],
     key=lambda verb: -len(verb.name),
 )
-"""The verbs behind which beanstalkd needs no space. The longest comes first: one may begin with another."""
+"""The verbs after which beanstalkd requires no space. The longest comes first: one may begin with another."""
 
 _long_lines: Final = [(verb.name + b" ", verb.max_line) for verb in VERBS if verb.max_line > MAX_LINE]
 
@@ -102,7 +102,8 @@ def announced_size(line: bytes) -> int:
     """Return the size of the body that follows the refused *line*; NO_BODY if the next bytes are a command.
 
     *line* ends with a space, or is the beginning of a longer line. The line of a put-in-tube announces a body if its
-    fifth word is a size. The line of a put does if a tag follows the size, else it is served as beanstalkd does.
+    fifth word is a size. The line of a put announces a body if a tag follows the size; otherwise the next bytes are a
+    command, as in beanstalkd.
     """
     if not line.startswith(b"put") or mode.is_strict:
         return NO_BODY

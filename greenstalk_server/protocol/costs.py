@@ -52,7 +52,8 @@ SCAN_COST: Final = 16
 """Cost of each client, and each job that it holds, that a search for reserved jobs examines."""
 
 COPIED_IDS: Final = 2
-"""Ids of reserved jobs that are copied for a cost of 1, before a search for reserved jobs examines a client's."""
+"""Number of job ids copied for a cost of 1. A search for reserved jobs copies a client's ids, then examines the
+jobs."""
 
 NEW_TUBE_COST: Final = 2048
 """Cost of a new or dropped tube. Creating the tube and putting a first job into it takes 13 us."""

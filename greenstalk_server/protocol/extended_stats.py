@@ -1,4 +1,4 @@
-"""Extended keys, which follow those of `stats` in the replies to a connection that has asked for them.
+"""Extended keys, which follow the standard keys in the replies to a connection that has asked for them.
 
 The fields of a class, in order, are the keys of the YAML with `_` for `-`; a key whose value is None is left out.
 tuber's clients read these names; docs/protocol-extensions.md defines them. Pure.

@@ -50,7 +50,7 @@ PUT_LENGTH: Final = 6
 """Number of members of a put. put-in-tube adds the tube; a put with tags adds the tube and the tags."""
 
 INPUT_LIMIT: Final = 65536
-"""Bytes of input kept while parked at which the caller should stop reading. The last read may exceed it."""
+"""Bytes of input kept while parked. With more, the caller should stop reading; the last read may exceed the limit."""
 
 GROWN_BODY: Final = 2**20
 """Size in bytes above which the buffer of a body is allocated whole when the put begins. A buffer that grows is copied,
@@ -59,7 +59,7 @@ body does not arrive takes no memory."""
 
 TOO_LONG: Final = -1
 INCOMPLETE: Final = -2
-"""Results of `_end_of_long_line`, which are no positions."""
+"""Results of `_end_of_long_line` that are not positions."""
 
 TOO_BIG: Final = 0
 FORBIDDEN: Final = 1
@@ -137,7 +137,7 @@ class Session(SessionState):
         return self._serve(data, pos, out, now, limit)
 
     def receive_eof(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
-        """Note that the peer has closed its side. Input that has arrived is still served."""
+        """Handle the end of the input: the peer has closed its side. Input that has arrived is still served."""
         self.is_eof = True
         return self.end_wait(now, limit)
 
@@ -354,7 +354,7 @@ class Session(SessionState):
                 return replies.duplicate(outcome.id, outcome.state, outcome.pri)
             result = outcome
         if result > 0:
-            self.reports = True  # by a policy, the job may be an earlier one
+            self.reports = True  # a policy may have returned an earlier job
             return replies.inserted(result)
         return replies.JOB_TOO_BIG if result == Refusal.TOO_BIG else replies.OUT_OF_MEMORY
 

@@ -1,4 +1,4 @@
-"""The state of a session that its commands share, and what several of them do.
+"""The state of a session that its commands share, and the methods that several commands use.
 
 `Session` cuts the input into commands and adds the state of its input. The functions of `job_commands`,
 `reserve_commands`, `tube_commands` and `session_commands` are the commands; they know a session only as this class.
@@ -197,7 +197,7 @@ class SessionState:
         self.reserve_cost = watched * WEIGHTED_COST if is_weighted else watched // WATCHED_BATCH * WATCHED_COST
 
     def add_reserve_cost(self) -> None:
-        """Add the cost of a reserve, without that of its job."""
+        """Add the cost of a reserve, without the cost of its job."""
         self.cost += self.reserve_cost
         if self.client.tube_set is None:
             self.cost += EXAMINE_COST * len(self.client.watched)

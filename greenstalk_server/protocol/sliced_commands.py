@@ -191,13 +191,13 @@ class FindReserved(SlicedCommand):
 
 
 def _scan_cost(jobs: list[Job | None], broker: Broker) -> int:
-    """Return the cost of *jobs*, a slice of `reserved_jobs`, at most."""
+    """Return the maximum cost of *jobs*, a slice of `reserved_jobs`."""
     copied = broker.totals.reserved if None in jobs else 0
     return SCAN_COST * len(jobs) + copied // COPIED_IDS
 
 
 def reserved_jobs(broker: Broker) -> Iterator[Job | None]:
-    """Iterate over the jobs that clients hold when the iteration reaches them, with a None before those of each client.
+    """Iterate over the jobs that clients hold when the iteration reaches them; yield None before each client's jobs.
 
     The None bounds the time of a step: the ids of the client's jobs are copied after it. The broker may change during
     the iteration. The iteration may miss a job that is reserved during it.

@@ -1,8 +1,8 @@
 """Snapshots of the server, a tube and a job, as "stats", "stats-tube" and "stats-job" report them.
 
-The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`: exactly those of beanstalkd
-1.12, because clients compare and map these replies. `extended_stats` has all other keys. The same class defines the
-fields for YAML, JSON and HTML. Pure.
+The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`. They are exactly beanstalkd
+1.12's keys, because clients compare and map these replies. `extended_stats` has all other keys. The same class defines
+the fields for YAML, JSON and HTML. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Replies that are sent in pieces: the body of a large job, and long lists of names.
 
-A stream makes the next piece of its reply when the socket has accepted the one before. So a reply holds the event loop
-for a few pieces at a time (connection.STREAM_BATCH), and the unsent rest takes little memory: the body belongs to the
-job, and the names to a list that all replies with the same names share. Pure.
+A stream makes the next piece of its reply when the socket has accepted the one before. So a reply blocks the event loop
+for a few pieces at most (connection.STREAM_BATCH). The unsent rest takes little memory: a body belongs to its job, and
+all replies with the same names share one list of them. Pure.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def stats_tube(session: SessionState, command: Command, now: int) -> bytes:
 
 
 def list_tubes(session: SessionState, command: Command, now: int) -> bytes | None:
-    """List the tubes, or those that the client may know of."""
+    """List all tubes, or only the tubes that the client may know of."""
     session.broker.counters.cmd_list_tubes += 1
     return session.tubes_reply(now)
 
@@ -104,7 +104,7 @@ def flush_buried(session: SessionState, command: Command, now: int) -> bytes | N
 
 
 def truncate(session: SessionState, command: Command, now: int) -> bytes | None:
-    """Delete all jobs of a tube, those that are reserved when their reservations end."""
+    """Delete all jobs of a tube; a reserved job is deleted when its reservation ends."""
     _, name = command
     if name not in session.broker.tubes:
         return replies.NOT_FOUND

@@ -17,7 +17,7 @@ class Verb:
 
     name            the verb.
     arguments       the words after the verb, as the documentation writes them.
-    parse           returns the command in a line; takes the verb and the rest of the line behind a space.
+    parse           returns the command in a line; takes the verb and the rest of the line after a space.
     handle          returns the reply to the command, or None if the commands behind it have to wait. It counts a
                     command that has a counter `cmd_...` in `core.counters.COUNTERS`. None: the command has a body, and
                     `Session` serves it.
@@ -26,7 +26,7 @@ class Verb:
     awaits_journal  whether the reply acknowledges a change, or reports on a job. Such a reply waits until all that the
                     journal has promised is safe. Other replies report on the connection, or show counts and lists as
                     they are in memory. A reserve waits only if its job is not safe; see `Journal.reserve`.
-    needs_space     False if beanstalkd accepts an argument directly behind the verb.
+    needs_space     False if beanstalkd accepts an argument directly after the verb.
     is_repeated     whether clients repeat its lines unchanged, so that the parsed lines are kept.
     max_line        maximum bytes of the line, with its CRLF.
     takes_id        whether an id is the only argument.

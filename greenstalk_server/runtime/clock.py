@@ -1,6 +1,6 @@
 """The server's clock: the wall clock read once, plus the monotonic time since then.
 
-It does not jump when the wall clock is set, and its times can be compared with those of an earlier run.
+It does not jump when the wall clock is set, and its times can be compared with times of an earlier run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exit codes, equal to beanstalkd's for the failures that it has a code for, and the exception StartError."""
+"""Exit codes, the same as beanstalkd's where beanstalkd has one, and the exception StartError."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ objects, every few seconds while the server runs. Frozen objects are never colle
 when its last reference goes, but cyclic garbage that includes one is not.
 
 CPython counts the young objects that were allocated less all objects that were freed. While a server frees old objects
-and allocates as many young ones, as with thousands of clients of HTTP, that number does not grow, and the young
+and allocates as many young ones, as with thousands of HTTP clients, that number does not grow, and the young
 generation is unbounded: with 35,000 objects, one collection takes 15 ms. So `Upkeep` collects it regularly too.
 
 All objects that exist at startup are frozen, since collecting them takes 20 ms. Old objects are frozen whenever there

@@ -22,7 +22,7 @@ class MemoryUse(NamedTuple):
 
 
 def process_memory() -> tuple[int, int] | None:
-    """Return the bytes of this process that are in memory, and those of them that it does not share (proc(5), statm).
+    """Return the resident bytes of this process, and the resident bytes that it does not share (proc(5), statm).
 
     None if the system does not say.
     """
@@ -61,7 +61,7 @@ def _machine(meminfo: Path) -> Iterator[MemoryUse]:
 
 
 def _control_groups(cgroup: Path, cgroups: Path) -> Iterator[MemoryUse]:
-    """Yield the use of each control group with a limit: that of this process, and the groups that contain it."""
+    """Yield the use of each control group with a limit: this process's group, and the groups that contain it."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:

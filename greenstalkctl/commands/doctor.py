@@ -99,7 +99,7 @@ def _examine_server(server: Server, settings: Settings) -> Iterator[Finding]:
             "problem",
             "the server is draining; puts fail with DRAINING; run `greenstalkctl undrain` or restart it",
         )
-    if not settings.names_api():  # the conditions tell, and know dead-letter tubes and workers over HTTP
+    if not settings.names_api():  # else the conditions report it, and know dead-letter tubes and workers over HTTP
         yield _workers(server, has_extensions=has_extensions)
     if (files := _files(stats)) is not None:
         yield files

@@ -436,7 +436,7 @@ class Guard:
         )
 
     def _check_role(self, role: str | None) -> None:
-        """Raise Forbidden unless the principal, who is no admin, may use an endpoint that is open to *role*."""
+        """Raise Forbidden unless the principal, who is not an admin, may use an endpoint that is open to *role*."""
         who = principal()
         if role == VIEWER or (role == OPERATOR and who.operates_any):
             return

@@ -47,7 +47,7 @@ KEPT_FOR: Final = 3600.0
 """Seconds for which the provider's configuration and keys are kept."""
 
 KEYS_INTERVAL: Final = 60.0
-"""Minimum seconds between two requests for the keys that unknown keys cause."""
+"""Minimum seconds between two requests for the provider's keys that tokens with unknown keys cause."""
 
 REFUSED_CLIENT: Final = frozenset({"invalid_client", "unauthorized_client"})
 """Errors of the token endpoint that mean a wrong client id or secret."""
@@ -154,7 +154,7 @@ class OpenIdClient:
     # The provider
 
     def authorization_url(self, flow: Flow, callback: str) -> str:
-        """Return the address at the provider at which *flow* begins; *callback* is the address to return to. Switches.
+        """Return the provider's URL that begins *flow*; the provider redirects to the URL *callback*. Switches.
 
         Raise BadGateway if the provider does not respond.
         """
@@ -454,7 +454,7 @@ def _reason(error: Exception) -> str:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:
-    """Return the claim *name*, or that at the path of names separated by dots; None if there is none."""
+    """Return the claim *name*, or the claim at this path of names separated by dots; None if there is none."""
     if name in claims:
         return claims[name]
     found: Any = claims

@@ -42,7 +42,7 @@ class StoredSession(msgspec.Struct, kw_only=True, eq=False):
     """One signed-in browser, as its row keeps it.
 
     number          public name of the session, for lists and for admins who end it.
-    name, roles, source     those of its account.
+    name, roles, source     from its account.
     credential      changes when the password or the provider changes; the session is void then.
     address, browser    the sender of the sign-in.
     created_at, seen_at     the sign-in, and the last use.
@@ -87,7 +87,7 @@ class Sessions:
         lifetime: int,
         store: Store,
     ) -> None:
-        """Start without sessions; those of *store* follow when it is restored.
+        """Start without sessions; the sessions in *store* follow when it is restored.
 
         credential_of   returns a secret that changes with the credential of an account; empty if it no longer exists.
         idle_time, lifetime     nanoseconds.

@@ -1,10 +1,10 @@
 """Changes of jobs that operators made, kept for a day, so that they can be undone (undo.py).
 
-A saved change is one deletion, or one change, of any number of jobs. It has its jobs as they were before, and, unless
-they were deleted, as they were after the change, which tells later whether they are still like that. They are saved in
-parts of about PART_SIZE bytes, each one or two rows in the format of a journal segment, beside one row that describes
-the change. The rows are in a file of their own, in the database of a shared journal, or in memory. Up to PARTS_TOGETHER
-parts are written together, and are durable when `Recording.flush` returns.
+A saved change is one deletion, or one change, of any number of jobs. It has its jobs as they were before the change
+and, unless they were deleted, as they were after the change. An undo compares the latter with the present jobs. They
+are saved in parts of about PART_SIZE bytes, each one or two rows in the format of a journal segment, beside one row
+that describes the change. The rows are in a file of their own, in the database of a shared journal, or in memory. Up to
+PARTS_TOGETHER parts are written together, and are durable when `Recording.flush` returns.
 
 The total size and the number of saved changes are bounded. When they are full, the oldest change of the user whose
 changes take most is dropped, so that a program with an API token does not push out the changes of operators.
@@ -78,8 +78,8 @@ ChangeNumber = Annotated[
 HEAD: Final = "change"
 BEFORE: Final = "jobs-before"
 AFTER: Final = "jobs-after"
-"""Kinds of rows. The number of a row is that of its change. The name of a row of jobs is the position of the part, four
-bytes, big-endian.
+"""Kinds of rows. The number of a row is the number of its change. The name of a row of jobs is the position of the
+part, four bytes, big-endian.
 """
 
 log = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class SavedChanges:
         self._kept[change.number] = change
 
     def end(self, change: SavedChange) -> bool:
-        """Note that *change* is complete; return whether it can be undone. Forget it if not."""
+        """Mark *change* as complete; return whether it can be undone. Drop it if not."""
         assert self._kept is not None
         change.is_open = False
         if not change.parts:
@@ -296,7 +296,7 @@ class SavedChanges:
         self._write([_head(change)], 0)
 
     def finish(self, change: SavedChange) -> None:
-        """Note that *change* is undone, and remove its jobs; raise OSError. Switches."""
+        """Mark *change* as undone, and remove its jobs; raise OSError. Switches."""
         size = change.size
         change.undone_at, change.size = self._clock(), 0
         changes = [_head(change)] + [row for row in _without(change) if row[0] != HEAD]

@@ -274,7 +274,7 @@ class Tasks:
                 task.end(state, message, self._clock())
 
     def _forget_old(self, endpoint: str) -> None:
-        """Remove the oldest ended tasks of one kind, those of viewers first.
+        """Remove the oldest ended tasks of one kind, the viewers' tasks first.
 
         So neither searches nor viewers evict a dry run whose run an admin is about to start.
         """

@@ -31,7 +31,7 @@ from greenstalk_server.web.framework.api.values import Count, ResponseModel, Tub
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 
 SAMPLE_SIZE: Final = 100
-"""Maximum tubes in the confirmation: those with the most jobs."""
+"""Maximum tubes in the confirmation, which shows the tubes with the most jobs."""
 
 MAX_TUBES: Final = 100_000
 """Maximum tubes that one change may affect."""
@@ -161,7 +161,7 @@ class TubePlan:
     def counted(self, promise: str | None) -> CountedTubes:
         """Return the tubes found so far; the sample has those that the principal may see.
 
-        *promise* says whether the change can be undone; None for one without jobs, and for a run.
+        *promise* says whether the change can be undone; None for a change without jobs, and for a run.
         """
         sample = sorted(self.sample, key=lambda one: (-one[0], one[1]))
         return CountedTubes(

@@ -1,10 +1,10 @@
 """Undo: a task that puts the jobs of a saved change back, as they were before the change.
 
 A deleted job returns with its id; a changed job gets its former fields and its history back, if it is still as the
-change left it. A job that cannot be put back is counted with the reason, and the others are. A change is undone once.
-An undo that was cancelled, that had no room, or that a crash ended, can be continued: the position is in memory, and is
-saved after each megabyte, once its jobs are durable. So after a crash in between, deleted jobs of one megabyte may come
-back although a worker has finished them since.
+change left it. A job that cannot be put back is counted with the reason, and the other jobs are put back. A change is
+undone once. An undo that was cancelled, that had no room, or that a crash ended, can be continued: the position is in
+memory, and is saved after each megabyte, once its jobs are durable. So after a crash in between, deleted jobs of one
+megabyte may come back although a worker has finished them since.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The principal: the user, or the program with a token, who sent the current request; and the rights of the principal.
+"""The principal, which is the user or the program with a token that sent the current request, and its rights.
 
 A viewer may look at some tubes, an operator may also act on the jobs of some tubes, and an admin may do everything. The
 guard sets a Principal for each request before a view runs. Views, operations and templates read it here. A task keeps

@@ -8,7 +8,7 @@ from flask import Request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 MAX_FIELDS: Final = 1200
-"""Fields of a form: those of the largest one, with 1000 ticked jobs. MAX_FORM_PARTS of Flask bounds multipart forms."""
+"""Maximum fields of a form: the largest form has 1000 ticked jobs. MAX_FORM_PARTS of Flask bounds multipart forms."""
 
 MAX_SIGN_IN_FORM: Final = 32 * 1024
 """Bytes of a form that anybody may send, without credentials."""

@@ -26,7 +26,7 @@ PAUSE: Final = 0.003
 """Minimum seconds left to others after each slice, while they have work."""
 
 PAUSE_RATIO: Final = 30
-"""CPU time left to others, while they have work, as a multiple of that of the slice: some items take milliseconds."""
+"""CPU time left to others while they have work, as a multiple of the slice's own: some items take milliseconds."""
 
 CROWD: Final = 10
 """Greenlets that may pause at the same time before their pauses become longer: all long work together gets at most a

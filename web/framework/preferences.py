@@ -23,7 +23,7 @@ COOKIE_LIFETIME: Final = 365 * 86400
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """A preference: *name* is that of its cookie, its form field and its endpoint.
+    """A preference: *name* is the name of its cookie, its form field and its endpoint.
 
     values          the values that the cookie may have.
     default         the value that deletes the cookie.

@@ -1,4 +1,4 @@
-"""Lengths of pauses and acknowledgements that a form offers, and the length that it sends. Pure."""
+"""Preset durations that forms offer for pauses and acknowledgements, and the duration that a form sends. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sortable tables: the order that a request names, and the heads of columns, which link to other orders."""
+"""Sortable tables: the order that a request names, and column headings, which link to other orders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Head(NamedTuple):
 
 
 class Heads:
-    """Makes the heads of a list in *order*; *url* returns the URL of the list with these arguments."""
+    """Makes the column headings of a list in *order*; *url* returns the URL of the list with the given arguments."""
 
     def __init__(self, order: Order, default: Order, url: Callable[[dict[str, str]], str]) -> None:
         self._order: Order = order

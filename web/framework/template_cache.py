@@ -1,7 +1,7 @@
 """The compiled templates, kept in `__pycache__` between starts: compiling all of them takes 0.2 s of CPU.
 
-The cache is one file beside the compiled modules of the package `web`. A missing, damaged, or outdated file is
-ignored, and one that cannot be written is only not there at the next start. A compiled wheel has the file. To write it
+The cache is one file beside the compiled modules of the package `web`. A missing, damaged, or outdated file is ignored.
+If the file cannot be written, the next start compiles the templates again. A compiled wheel has the file. To write it
 in another installation where the server's user may not:
 
     python -P -m greenstalk_server.web.compile_templates
@@ -44,7 +44,7 @@ class TemplateCache(BytecodeCache):
     """The templates' code by Jinja's key, read from *path* once and written back by `save`.
 
     Jinja compares the checksum of a template's source. The code depends on more: on the version of Jinja, and on
-    the settings, filters, and `finalize` of the environment, which are in the package `web`. The file holds for one
+    the settings, filters, and `finalize` of the environment, which are in the package `web`. The file is valid for one
     state of both: in an installation, one version of the server.
 
     The file names no directory, because a wheel is installed elsewhere than it was built.

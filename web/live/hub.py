@@ -19,9 +19,9 @@ A single greenlet renders all watched pages, one after the other, with pauses in
 second, however many streams watch it, and once more for the streams that begin in between. The streams of a page share
 each encoded event.
 
-Nothing is queued: a stream remembers the version of the state that it sent last. If that is the one before the newest,
-the stream next sends the difference between the two, else the whole newest state, with null for what is gone. So a slow
-reader skips the states in between, and holds only the event that it is reading.
+Nothing is queued: a stream remembers the version of the state that it sent last. If that version is the one before the
+newest, the stream next sends the difference between the two. Otherwise it sends the whole newest state, with null for
+members that are gone. So a slow reader skips the states in between, and holds only the event that it is reading.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class LiveHub:
         self._app: Flask = app
         self._clock: Clock = clock
         self._states: dict[str, Render] = {}
-        self._api: set[str] = set()  # of these names, those of the API
+        self._api: set[str] = set()  # the names among these that belong to the API
         self._in_all: dict[str, Callable[[], State]] = {}
         self._topics: dict[TopicKey, Topic] = {}
         self._streams: dict[Stream, None] = {}

@@ -1,7 +1,7 @@
-"""Queries about connections: those that match a filter, one by its number, and who a number was.
+"""Queries about connections: by filter, by number, and the former client of a number.
 
 There may be ten thousand connections, and one may watch or hold ten thousand tubes or jobs. So queries sort by cheap
-keys, yield between batches, and are bounded. Only what says so may switch.
+keys, yield between batches, and are bounded. Functions that may switch greenlets say so.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from greenstalk_server.web.store.rows import Time, decoded
 from greenstalk_server.web.store.store import Store
 
 ROW: Final = "audit"
-"""Kind of the rows. Their numbers are those of the entries."""
+"""Kind of the rows. Their numbers are the numbers of the entries."""
 
 MAX_ENTRIES: Final = 1000
 """Entries in memory."""
@@ -51,7 +51,8 @@ log = logging.getLogger(__name__)
 class Entry(Struct, frozen=True):
     """One change or refusal.
 
-    number          increases by one per entry, across restarts; pages use it as their cursor. It is that of the row.
+    number          increases by one per entry, across restarts; pages use it as their cursor. It is the number of the
+                    row.
     at              time in nanoseconds since the Unix epoch.
     who, address    name and address of the principal.
     what            the operation, such as `tube/pause`.
@@ -74,7 +75,7 @@ class Audit:
     """
 
     def __init__(self, clock: Clock, store: Store) -> None:
-        """Start without entries. The numbering continues that of *store* when it is restored."""
+        """Start without entries. The numbering continues from *store* when it is restored."""
         self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._clock: Clock = clock
         self.store: Store = store

@@ -15,8 +15,8 @@ LITTLE_SPACE: Final = "the disk has too little free space beyond what the journa
 def room_refusal(directory: str, broker: Broker, size: int) -> str:
     """Return why *size* bytes of rows must not be written to *directory* now; empty if they may be.
 
-    The disk is that of the journal of *broker*, which needs a part of it. A write needs twice its size: SQLite writes
-    the rows to the write-ahead log and then to the file, together with up to MAX_WAL bytes of earlier writes.
+    The journal of *broker* is on the same disk, and needs a part of the room. A write needs twice its size: SQLite
+    writes the rows to the write-ahead log and then to the file, together with up to MAX_WAL bytes of earlier writes.
     """
     stats = broker.journal.stats()
     if stats.is_full:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 SAMPLE: Final = "sample"
 SEARCH: Final = "search"
 PAUSE: Final = "pause-reason"
-"""Kinds of rows. Their names are those of the sample, the search and the tube."""
+"""Kinds of rows. Their names are the names of the sample, the search and the tube."""
 
 MAX_SAMPLES: Final = 100
 MAX_SAMPLE_SIZE: Final = 64 * 1024
@@ -117,7 +117,7 @@ class SavedData:
     # Saved searches
 
     def add_search(self, search: SavedSearch) -> None:
-        """Add *search*, or replace the one of that name; raise LimitExceeded if there is no room."""
+        """Add *search*, or replace the search with the same name; raise LimitExceeded if there is no room."""
         if search.name not in self.searches and len(self.searches) >= MAX_SEARCHES:
             raise LimitExceeded(f"there are already {MAX_SEARCHES} saved searches, the maximum")
         if len(search.q) > MAX_QUERY_LENGTH:

@@ -62,7 +62,7 @@ class SqliteRows:
     """Implements Rows. The file is opened by the first call, and again after a failure."""
 
     def __init__(self, directory: str | None, name: str = NAME) -> None:
-        """*name* is that of the file. *directory* is None for rows in memory."""
+        """*name* is the name of the file. *directory* is None for rows in memory."""
         self._path: Path | None = Path(directory, name) if directory is not None else None
         self._connection: sqlite3.Connection | None = None
         self._lock: Lock = Lock()
@@ -147,7 +147,7 @@ def _connected(path: str) -> sqlite3.Connection:
         if version > VERSION:
             raise LaterVersion(f"its version is {version}, and this server reads versions up to {VERSION}")
         if not version:
-            connection.execute("PRAGMA auto_vacuum = FULL")  # writes to the file, and has no effect after the others
+            connection.execute("PRAGMA auto_vacuum = FULL")  # writes to the file; ignored after the other statements
         connection.executescript(_SETTINGS)
         if version < VERSION:
             connection.executescript(_SCHEMA)

@@ -1,4 +1,4 @@
-"""Which hosts are this machine, and to which URLs secrets may be sent."""
+"""Recognize the hosts that are this machine, and the URLs that may receive secrets."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MAX_PEERS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another server; *document* is its table in the configuration. The address is that of its dashboard."""
+    """Another server; *document* is its table in the configuration. The address is its dashboard's."""
 
     name: str
     target: Target

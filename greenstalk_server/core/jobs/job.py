@@ -117,8 +117,8 @@ class Job:
     ttr         time to run, whole seconds in nanoseconds, at least one second.
     body        without the CRLF that ends it on the wire; None while it is only on disk (see body_cache).
     size        size of the body in bytes.
-    deadline    when a delayed job turns ready, or when the reservation of a reserved job times out. The same slot holds
-                `ready_since` of a ready job and `burial_number` of a buried one.
+    deadline    when a delayed job becomes ready, or when the reservation of a reserved job times out. The same slot
+                holds `ready_since` of a ready job and `burial_number` of a buried one.
     holder      the client that reserved it, else None.
     reserved_at when it was last reserved; 0 if it has not been reserved since the server started.
     segment     number of the journal's file that holds its full record; 0 without a journal.

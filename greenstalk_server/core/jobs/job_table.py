@@ -4,8 +4,8 @@ Ids increase, and most jobs with recent ids exist. So jobs are in pages of PAGE 
 the id's low bits, which takes eight bytes per job and needs no hashing. A page is created when an id is beyond the
 newest page, and dissolved when only FEW of its jobs are left. These move to a dict, as does a job whose id has no page.
 There is one dict for each shard of SHARD ids: a single dict of a million entries would stop the server for 30 ms
-whenever it grows, and so would a copy of its keys. A dict whose jobs become dense, as when a journal is read, is turned
-into pages again. Pure.
+whenever it grows, and so would a copy of its keys. A dict whose jobs become dense, as when a journal is read, is
+converted into pages again. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHARD: Final = 1 << SHARD_BITS
 """Ids per dict. A dict of this size grows in about half a millisecond."""
 
 DENSE: Final = SHARD // 4
-"""Number of jobs at which a dict is turned into pages, in half a millisecond."""
+"""Number of jobs at which a dict is converted into pages. The conversion takes half a millisecond."""
 
 MIN_PAGE: Final = PAGE // 8
 """Minimum number of jobs of a page that is made from a dict."""

@@ -30,8 +30,8 @@ def edit_job(
 ) -> int:
     """Change the given fields of job *id*, all or none; its id, age and counts stay. Return an EditOutcome.
 
-    *tube* moves the job, which keeps its state; its count of attempts restarts. *delay* makes a ready or delayed
-    job turn ready that many nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed*
+    *tube* moves the job, which keeps its state; its count of attempts restarts. After *delay*
+    nanoseconds a ready or delayed job becomes ready; *delay* has no effect on a reserved or buried job. *is_renewed*
     makes the job expire as if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps
     the job, its deadline, and the body that it has received. The caller has to give *body* if the job's body is on
     disk (see Bodies.look). With any outcome but DONE nothing has changed.
@@ -70,7 +70,7 @@ def edit_job(
 
 
 def _set_delay(job: Job, delay: int | None, now: int) -> None:
-    """Make the detached *job*, if it is ready or delayed, turn ready *delay* nanoseconds from *now*.
+    """If the detached *job* is ready or delayed, make it ready *delay* nanoseconds after *now*.
 
     If *delay* is None, a delayed job keeps its deadline.
     """

@@ -1,4 +1,4 @@
-"""The ends of reservations and of jobs: delete, release, bury, and a ttr that passes. Pure."""
+"""The ends of reservations and of jobs: delete, release, bury, and expired TTRs. Pure."""
 
 from __future__ import annotations
 

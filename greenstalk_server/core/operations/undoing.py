@@ -20,7 +20,7 @@ from greenstalk_server.core.tubes.tube import Tube
 def undelete(broker: Broker, deleted: Job, now: int) -> int:
     """Add a copy of the *deleted* job to the tube of the same name; return 0 or a Refusal.
 
-    No client may hold *deleted*, and its body must be in memory. Its fields are those before the deletion.
+    No client may hold *deleted*, and its body must be in memory. Its fields are the same as before the deletion.
 
     The job keeps its id, priority, ttr, tags, age, counts and history. A job that was reserved becomes ready, as does a
     job whose delay is over, or whose group is empty. A buried job becomes the last one of its tube. Unlike a put, the
@@ -63,7 +63,8 @@ def revert(broker: Broker, before: Job, after: Job, body: bytes, now: int) -> in
     The job must be as the change left it, except that its delay may be over. Of *after*, only the last event is needed,
     and neither the tags nor the other attributes.
 
-    The state is that of a job that returns after its deletion (`undelete`), but a job that is buried before and after
+    The job gets the same state as one that returns after its deletion (`undelete`), but a job that is buried before
+    and after
     the change keeps its place. If the change moved the job, the undo can be refused for the same reasons as
     `undelete`; otherwise only the journal can refuse it. A refusal changes nothing.
     """

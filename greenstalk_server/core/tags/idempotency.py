@@ -111,7 +111,7 @@ class RetainedKeys:
         return keys
 
     def soonest(self) -> int | None:
-        """Return a time at or before that at which the next key becomes free, or None if no key is kept."""
+        """Return a time that is not after the time when the next key becomes free, or None if no key is kept."""
         return self._times[0][0] if self._times else None
 
     def drop_expired(self, now: int) -> None:

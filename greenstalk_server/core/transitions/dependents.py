@@ -1,4 +1,4 @@
-"""Effects of tags on other jobs: releases of the jobs of an empty group, and of jobs for free concurrency slots.
+"""Effects of tags on other jobs: release jobs whose group is empty, or whose concurrency key has a free slot.
 
 An operation may leave a group without members, or a concurrency key with a free slot. It then only adds the group or
 the key to `Broker.dependents`. While there are dependents no job is handed out, so a tube whose jobs would be handed

@@ -64,7 +64,7 @@ def admit(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> 
     for each in tubes:
         each.using -= 1
     for each in tubes[1:]:
-        broker.drop_if_unneeded(each)  # its job may have been evicted already
+        broker.drop_if_unneeded(each)  # its copy may have been evicted already
     return 0
 
 
@@ -239,7 +239,7 @@ def refuse_move(broker: Broker, name: bytes, jobs: int, bytes: int) -> int:
     """Return why *jobs* jobs of *bytes* in total may not move to the tube *name*, or 0."""
     target, refusal = broker.tubes.get(name), 0
     if target is None:
-        target = Tube(name, broker.jobs, broker.totals)  # like the tube that the move would create
+        target = Tube(name, broker.jobs, broker.totals)  # stands for the tube that the move would create
         target.policy_state = broker.new_policy_state(target)
         refusal = broker.quotas.refuse_tube(len(broker.tubes)) if broker.quotas is not None else 0
     if not refusal and broker.quotas is not None:

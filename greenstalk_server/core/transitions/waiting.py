@@ -16,7 +16,7 @@ SAFETY_MARGIN: Final = SECOND
 """A client does not wait during the last second of a job that it holds (protocol.txt, "reserve")."""
 
 WAITED_TUBES: Final = 64
-"""Tubes whose waiting clients a client leaves in the time that a job takes."""
+"""Number of tubes whose waiting clients a client can leave in the time that handing out a job takes."""
 
 
 def offer(broker: Broker, tube: Tube, limit: int, now: int) -> int:

@@ -2,7 +2,7 @@
 
 A histogram counts durations by the bit length of their nanoseconds: it is small, and kept for as long as a tube exists.
 A sketch divides each bit length into PARTS buckets of the same width. Two sketches are merged by adding their counts,
-so the quantiles of an hour, from the merged sketches of its minutes, are as accurate as those of a minute.
+so the quantiles of an hour, from the merged sketches of its minutes, are as accurate as the quantiles of a minute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sketch: TypeAlias = dict[int, int]
 """A sketch: number of durations by bucket. The number of a bucket is its bit length times PARTS, plus its part."""
 
 EWMA_WINDOW: Final = 10
-"""Each duration moves an exponentially weighted average by this part of the difference: a weight of 0.1."""
+"""A new duration has a weight of 1/EWMA_WINDOW, 0.1, in the exponentially weighted average."""
 
 PART_BITS: Final = 5
 PARTS: Final = 1 << PART_BITS

@@ -1,11 +1,11 @@
 """The ready jobs of one tube, ordered by (pri, id). Also finds the job that has been ready for longest.
 
-Most jobs turn ready in the order of their ids, at one of a few priorities. So there is a run for each priority: a list
-of chunks of jobs. A job is appended to the run if its id is above all others in the run. A run takes eight bytes per
-job and finds its first job in constant time. It is sorted both by id and by the time when jobs turned ready.
+Most jobs become ready in the order of their ids, at one of a few priorities. So there is a run for each priority: a
+list of chunks of jobs. A job is appended to the run if its id is above all others in the run. A run takes eight bytes
+per job and finds its first job in constant time. It is sorted both by id and by the time when jobs became ready.
 
 A job that does not fit in a run is out of order: the run already has a job with a higher id, or there are too many
-priorities. Such jobs are in two indexes, one by priority and one by the time when they turned ready.
+priorities. Such jobs are in two indexes, one by priority and one by the time when they became ready.
 
 Jobs with a concurrency key (see greenstalk_server.core.tags.concurrency) are never in a run. The front of each key is
 out of order, and the other jobs are withheld: they are ready, counted and listed, but `first` does not return them.

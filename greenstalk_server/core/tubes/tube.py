@@ -237,7 +237,7 @@ class Tube:
         return first
 
     def throttle_reason(self, now: int) -> str:
-        """Return why reserves get no job of the tube at *now*: "pause", "max_reserved" or "rate"; empty if they do."""
+        """Return why reserves get no job of the tube at *now*: "pause", "max_reserved" or "rate"; empty if they can."""
         if self.throttled_until <= now:
             return ""
         if self.paused_until > now:

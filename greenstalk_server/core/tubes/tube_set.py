@@ -34,7 +34,7 @@ class TubeSet:
     """The tubes that some clients watch.
 
     users   number of clients that watch exactly these tubes.
-    waiters those of them that are parked in a reserve, longest waiting first.
+    waiters     the users that are parked in a reserve, longest waiting first.
 
     An entry has three members: the key of a job (pri << 64 | id), a unique serial number, and the job's tube. It is
     live while its key equals `_keys[tube]`. `_throttled` maps each tube that is ignored to the time of its entry in

@@ -127,7 +127,7 @@ class Hosts:
         self._lock: threading.Lock = threading.Lock()
 
     def suspect(self, generation: int) -> None:
-        """Note that a session of *generation* is dead: the next attempts try the other hosts first."""
+        """Mark the sessions of *generation* as dead: the next attempts try the other hosts first."""
         with self._lock:
             if generation == self.generation:
                 self.generation += 1
@@ -365,7 +365,7 @@ class DatabaseConnection:
             self._drop()
 
     def _begin(self, size: int = 0) -> None:
-        """Note that a statement of *size* bytes is about to be sent."""
+        """Start the timeout of a statement of *size* bytes, which is sent next."""
         timeout = min(self.timeout * 2**self._late_statements, max(self.timeout, MAX_TIMEOUT))
         self._is_unreplicated = False
         self._asked_at = time.monotonic()

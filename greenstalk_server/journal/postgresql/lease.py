@@ -1,4 +1,4 @@
-"""The lead of a journal in a PostgreSQL database: who has it, until when, and who follows.
+"""The leader's lease of a journal in PostgreSQL: the server that has it, its end, and the standbys.
 
 Everything here blocks, and may be called from any thread. Nothing here knows gevent.
 """
@@ -21,7 +21,7 @@ from greenstalk_server.journal.postgresql.schema import LACKING_RIGHTS, MIGRATE,
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, StartError
 
 HEARTBEAT_INTERVAL: Final = 1.0
-"""Maximum seconds between two heartbeats of a server, by which it also learns of a requested handover."""
+"""Maximum seconds between two heartbeats of a server. A heartbeat also finds out whether a handover was requested."""
 
 STANDBY_TIMEOUT: Final = 10.0
 """Seconds without a heartbeat after which a standby is forgotten."""

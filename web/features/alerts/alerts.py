@@ -279,7 +279,7 @@ class Alerts:
         self.queues, self._known = {}, ()
 
     def _restored(self, receiver: Receiver, before: ReceiverQueue | None) -> list[Alert]:
-        """Return the alerts of *receiver*: those of *before*, its earlier configuration, or of the last run."""
+        """Return the alerts of *receiver*: from *before*, its earlier configuration, or from the last run."""
         if before is not None:
             return list(before.alerts.alerts.values())
         restored = self._state.alerts.pop(receiver.name, [])

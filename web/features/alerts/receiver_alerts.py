@@ -80,7 +80,7 @@ class Alert(Struct, kw_only=True):
 
     @property
     def is_repeat(self) -> bool:
-        """Whether the next message repeats it."""
+        """Whether the next message repeats the condition."""
         return bool(self.sent_at) and not self.ended_at
 
 

@@ -49,7 +49,7 @@ ENDS: Final = ("bulk/end", "tubes/end")
 
 
 DETAIL_NAMES: Final = {"counted": "previewed", "document": "settings", "seconds": "for", "bytes": "size"}
-"""Names of details on the page that differ from those in the log."""
+"""Names of details on the page that differ from the names in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _detail(name: str, value: str | int) -> tuple[str, str]:
     if name == "document":
         shown = document_text(shown)
     elif name == "seconds":
-        seconds = float(value)  # a text if the change has fractions of seconds or is one of many tubes
+        seconds = float(value)  # text in changes with fractions of seconds, and in changes of many tubes
         shown = text.duration(int(seconds)) if seconds.is_integer() else f"{seconds:g}{text.NBSP}s"
     elif name == "bytes" and isinstance(value, int):
         shown = text.size(value)
@@ -220,7 +220,7 @@ def _as_csv(entries: Iterator[Entry]) -> Iterator[str]:
         yield line.getvalue()
         line.seek(0)
         line.truncate()
-    yield line.getvalue()  # the header, if there are no entries
+    yield line.getvalue()  # only the header, if there are no entries
 
 
 def _in_chunks(lines: Iterator[str]) -> Iterator[str]:

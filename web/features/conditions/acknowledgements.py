@@ -1,8 +1,8 @@
 """Acknowledgements: somebody knows about a condition, and says why it may last for a while.
 
 An acknowledged condition is not sent to receivers of alerts, and the overview lists it below the others. An
-acknowledgement ends at its time. One of a single tube also ends when another job of the tube fails, unless it covers
-later failures too.
+acknowledgement ends at its time. An acknowledgement of a single tube also ends when another job of the tube fails,
+unless it covers later failures too.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Acknowledgements:
             self.remove(id)
 
     def remove_failed(self, tube: bytes, failed_at: int) -> list[Acknowledgement]:
-        """Remove and return those of *tube* that end because a job failed at *failed_at*, nanoseconds."""
+        """Remove and return the acknowledgements of *tube* that end because a job failed at *failed_at*."""
         if tube not in self._ending:
             return []
         at = instant(failed_at)

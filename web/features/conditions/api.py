@@ -119,8 +119,8 @@ class AttentionEndpoints:
     def acknowledge_conditions(self, body: AcknowledgeConditionsRequest) -> Acknowledgement:
         """Acknowledge conditions: they are not sent to receivers of alerts until the acknowledgement ends.
 
-        The dashboard shows them below the others, with your name and the reason. The end of a condition that was sent
-        before is still sent.
+        The dashboard shows them below the others, with your name and the reason. If a condition was sent before, its
+        end is sent too.
         """
         if body.tubes and not is_tube_pattern(body.tubes):
             refuse("tubes", "must be a pattern of tube names: 1 to 200 characters of tube names and *")

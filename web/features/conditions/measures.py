@@ -36,7 +36,7 @@ FULL_WITHIN: Final = 600 * SECOND
 HOUR_TEXT: Final = text.duration(3600)
 
 _LEAST_KNOWN: Final = 60 * SECOND
-"""Nanoseconds since the start from which the number of new burials is shown."""
+"""Nanoseconds after the start until the number of new burials is shown."""
 
 NO_STANDBY_DELAY: Final = 60 * SECOND
 """Nanoseconds without a standby until that is a condition: after a takeover, the old leader needs a while."""
@@ -441,7 +441,7 @@ class _TubeMeasures:
         self.name: bytes = name
 
     def measure(self, kind: Kind, value: int, threshold: int, jobs: int, sentence: str, **args: str) -> Measure:
-        """Return a measure of *value*, which concerns *jobs*; *args* are those of the tube's page."""
+        """Return a measure of *value*, which concerns *jobs*; *args* are the arguments of the tube's page."""
         unit = SECOND if kind in (OLDEST_READY, HELD_JOB, PAUSED) else 1
         link = Link("tube", {"tube": self.name.decode(), **args})
         ratio = value / threshold

@@ -106,7 +106,7 @@ class ConditionMonitor:
     ) -> None:
         """Observe *broker*.
 
-        thresholds  returns those in force.
+        thresholds  returns the thresholds in force.
         limits      the limits of the server.
         role        returns the status of a server that shares its journal; None if it does not.
         directory   of the journal; None without one.
@@ -329,7 +329,8 @@ class ConditionMonitor:
     def _failed_at(self, tube: Tube, now: int) -> int:
         """Return when the last of the failed jobs of *tube* failed, nanoseconds; 0 without failed jobs.
 
-        A dead letter does not tell when it came, so one that came since the last round counts as failed now.
+        A dead letter does not record when it arrived, so a dead letter that arrived since the last round counts as
+        failed now.
         """
         received = tube.policy_counts.received if tube.policy_counts is not None else 0
         if received > self._received.setdefault(tube.name, received):
@@ -339,7 +340,7 @@ class ConditionMonitor:
         return buried_at(last) if last is not None else 0
 
     def _new_burials(self, name: bytes, values: TubeTrend, growth: Growth, now: int) -> Growth:
-        """Return the growth of the number of burials in the tube *name*, whose *growth* is that of its *values*."""
+        """Return the growth of the number of burials in the tube *name*; *growth* is the growth of its *values*."""
         trend = self._burials.get(name)
         if trend is None or values.buries < trend.last[0]:
             before = values.buries - TubeTrend(*growth.values).buries

@@ -57,7 +57,7 @@ class ShownRow:
     error               the most common error of the buried jobs of its tube; empty if it is not known.
     chips               label and link of each further condition.
     href                of the form that acknowledges the conditions; empty if the principal may not.
-    acknowledgement     the one of the worst condition; None if it is not acknowledged.
+    acknowledgement     of the worst condition; None if it is not acknowledged.
     """
 
     worst: Condition

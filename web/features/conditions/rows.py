@@ -36,7 +36,7 @@ SORTED_BATCH: Final = 256
 class Row(NamedTuple):
     """The conditions of one tube, the worst first, or one condition of the server.
 
-    acknowledgement     the one of the worst condition; None if the conditions are not acknowledged.
+    acknowledgement     of the worst condition; None if the conditions are not acknowledged.
     """
 
     conditions: tuple[ActiveCondition, ...]

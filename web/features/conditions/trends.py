@@ -38,7 +38,7 @@ class Trend:
     __slots__ = ("_checked_at", "_rows", "_width", "_window")
 
     def __init__(self, at: int, values: Values, window: int = WINDOW) -> None:
-        """*values*, from -2**63 to 2**63 - 1, are those of the time *at*."""
+        """*values*, from -2**63 to 2**63 - 1, were measured at the time *at*."""
         self._window: int = window
         self._width: int = len(values) + 1
         self._rows: array[int] = array("q", (at, *values))
@@ -46,7 +46,7 @@ class Trend:
 
     @property
     def last(self) -> Values:
-        """The values at the last checkpoint at which one had changed."""
+        """The values at the last checkpoint at which a value had changed."""
         return tuple(self._rows[1 - self._width :])
 
     def note(self, now: int, values: Values) -> Growth:

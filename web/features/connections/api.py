@@ -1,4 +1,4 @@
-"""The connections of the API: a list, single connections with their jobs and tubes, and closing them."""
+"""API endpoints of connections: a list, single connections with their jobs and tubes, and closing them."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class ErrorsEndpoints:
     def list_all_errors(self, query: ListAllErrorsRequest) -> ErrorList:
         """Group the failed jobs of all tubes that you may see by their error, the most common first.
 
-        The task and its result are as those of `GET /tube/errors`.
+        The task and its result have the same form as for `GET /tube/errors`.
         """
         jobs = ALL_DEAD_LETTERS if query.jobs == "dead_letters" else ALL_BURIED
         return _listed(self._errors.start_all(jobs, query.refresh))

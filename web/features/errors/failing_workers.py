@@ -1,8 +1,8 @@
-"""The workers at which attempts of a tube's jobs failed, by host and program, from the histories of a sample of jobs.
+"""The workers that failed jobs of a tube, by host and program, from the histories of a sample of jobs.
 
 The sample is at most SAMPLE jobs of each state: the last buried ones, the first delayed and the first ready ones. An
 attempt failed if it ended by a release, a burial, a timeout or a disconnect. A job that was deleted has no history, so
-the shares are those in the failures, not in all attempts of a worker.
+each share is a share of the failures, not of all attempts of a worker.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Failures(NamedTuple):
 
 
 class FailingWorkers:
-    """Finds the workers at which attempts fail, for the tubes of one broker."""
+    """Finds the workers that fail jobs, for the tubes of one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker: Broker = broker

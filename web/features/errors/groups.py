@@ -1,7 +1,7 @@
 """Failed jobs grouped by their normalised errors, in bounded memory. Depends on neither HTTP nor the broker.
 
 A group is a predicate of the query language, so that lists, exports and bulk changes select exactly its jobs: `error:`
-with the normalised error. Jobs without an error are grouped by the reason for which they are dead letters, if any.
+with the normalised error. Jobs without an error are grouped by the reason why they are dead letters, if any.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_TUBE_COUNTS: Final = 20_000
 """Maximum tubes counted for all groups together; these counts need about 2 MB."""
 
 MAX_NAMED_TUBES: Final = 5
-"""Maximum tubes of a group that are listed: those with most of its jobs."""
+"""Maximum tubes listed of a group, which are the tubes with most of its jobs."""
 
 HOUR: Final = 3600 * SECOND
 

@@ -10,7 +10,7 @@ Archive, which writes the points of all tubes once a minute and once an hour.
 Bounds: at most MAX_TUBES tubes have series; `_make_room` chooses them. Series outlive their tube.
 
 Memory, measured: 10 kB for a tube that is used once, 30 kB for one with a job every ten seconds, 48 kB with a job per
-second and 73 kB with twenty, of which the sketches of the current hour take half. On disk a tube with constant jobs
+second and 73 kB with twenty. The sketches of the current hour take half of that. On disk a tube with constant jobs
 takes 36 kB for a day of minutes and 56 kB for 90 days of hours.
 
 Gaps: if the clock advances by more than MAX_LATENESS seconds without a sample, as in a stall, these seconds are
@@ -74,7 +74,7 @@ POINT_BATCH: Final = 50
 
 MAX_FRAME: Final = 512 * 1024
 """Bytes of a frame after which further tubes are stored without sketches: after a crash, the quantiles of their current
-hour are those of its later part.
+hour cover only its later part.
 """
 
 FOLLOWER_INTERVAL: Final = 0.2
@@ -271,7 +271,7 @@ class History(BrokerListener):
     def _collect(self, second: int) -> None:
         """Record the events since the last sample, as events of the second in which that sample began. May switch.
 
-        The depths are those at the end of the second before *second*.
+        The depths are measured at the end of the second before *second*.
         """
         total = NO_COUNTS
         for tube in each_tube(self._broker, TUBE_BATCH):

@@ -88,7 +88,7 @@ class Restored:
             self._archive.seal(HOURS, day, {name: bytes(chunk) for name, chunk in chunks.items()})
 
     def names(self) -> list[bytes]:
-        """Return the names of the tubes with activity in the current hour, then of those with activity today."""
+        """Return the names of the tubes with activity in the current hour, then of the tubes with activity today."""
         return [name for name in dict.fromkeys((*self.minutes, *self.hours)) if name != SERVER]
 
     def give(self, name: bytes, series: Series) -> None:

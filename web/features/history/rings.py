@@ -69,7 +69,7 @@ class Calendar:
         self._known: bytearray = bytearray(SLOTS)
 
     def close(self, until: int) -> None:
-        """Mark the seconds from *current* to before *until*, which becomes the current one, as known."""
+        """Mark the seconds from *current* up to but not including *until* as known; *until* becomes the current one."""
         for second in range(max(self.current, until - SLOTS), until):
             self._known[second % SLOTS] = 1
         self.current = until
@@ -81,7 +81,7 @@ class Calendar:
         self.current = second
 
     def known(self, since: int) -> bytearray:
-        """Return whether each second is known and not before *since*, oldest first."""
+        """Return a flag for each second, oldest first: 1 if it is known and not before *since*."""
         at = self.current % SLOTS
         known = (self._known[at:] + self._known[:at])[1:]
         hidden = min(SECONDS, max(0, since - (self.current - SECONDS)))
@@ -105,7 +105,7 @@ class Rings:
         self._depths: list[array[float] | None] = [None] * len(DEPTHS)
         self._times: array[float] | None = None  # one row for each ten seconds
         self._counted: int = second  # the last second in the rings of rates; later ones have no events
-        self._filled: int = second  # the first second that is not in the rings of depths; from there on: `depths`
+        self._filled: int = second  # the first second that is not in the rings of depths: its depths are `depths`
         self._timed: int = second // TEN  # the last row; later ones are blank
 
     def add_counts(self, second: int, counts: Counts) -> None:
@@ -148,7 +148,7 @@ class Rings:
     def by_ten(self, calendar: Calendar, series: int) -> list[float]:
         """Return series number *series* in each ten seconds that have ended, oldest first: at least 59 values.
 
-        A rate is a mean; other values are those at the end of the ten seconds. NaN is unknown.
+        A rate is a mean; other values are measured at the end of the ten seconds. NaN is unknown.
         """
         now, counted = calendar.current, calendar.known(0)
         values, first = self._values(series, now), -now % TEN
@@ -198,7 +198,7 @@ _BLANK_TIMES: Final = array("f", [nan]) * len(TIMES)
 
 
 def _fill(rings: Sequence[array[float] | None], start: int, end: int, values: Sequence[float]) -> None:
-    """Set the seconds from *start* to before *end* of each ring to its value in *values*."""
+    """Set the seconds from *start* up to but not including *end* of each ring to its value in *values*."""
     start = max(start, end - SLOTS)
     if start >= end:
         return

@@ -38,7 +38,7 @@ _policy_counters: Final = attrgetter(*POLICY_ACTIONS)
 _NO_CHARTED: Final[Counts] = (0, 0)
 
 PROTOCOL_COUNTERS: Final = len(RATES) - len(_NO_CHARTED)
-"""Number of counters in `all_counters` before those of policies."""
+"""Number of counters in `all_counters` before the counters of policies."""
 
 NO_ACTIONS: Final[Counts] = (0,) * len(POLICY_ACTIONS)
 
@@ -50,6 +50,6 @@ def tube_counters(tube: Tube) -> Counts:
 
 
 def all_counters(tube: Tube) -> Counts:
-    """Return the PROTOCOL_COUNTERS of *tube* in the order of RATES, then those of policies as in POLICY_ACTIONS."""
+    """Return the PROTOCOL_COUNTERS of *tube* in the order of RATES, then its counters of POLICY_ACTIONS."""
     actions = tube.policy_counts
     return _protocol_counters(tube) + (NO_ACTIONS if actions is None else _policy_counters(actions))

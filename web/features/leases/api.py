@@ -1,8 +1,8 @@
-"""The leases of the API: jobs reserved over HTTP, for workers without the beanstalk protocol. Guide: docs/http-jobs.md.
+"""API endpoints of leases: jobs reserved over HTTP, for workers without the beanstalk protocol. See docs/http-jobs.md.
 
 A token is sent in the body and never in the path, since it is a secret, and paths are logged here and by proxies.
 Like workers of the beanstalk protocol, HTTP workers appear in the counts of tubes and jobs but not in the audit log:
-the entries of workers would evict those of operators.
+the entries of workers would evict the entries of operators.
 """
 
 from __future__ import annotations

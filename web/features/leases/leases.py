@@ -157,8 +157,8 @@ class Leases:
     def delete(self, token: str) -> None:
         """Delete the job.
 
-        This method and those below raise NoLease as `job` does, and do not switch. Except after `touch`, the caller
-        must wait for the journal before it reports success.
+        This method and the methods below raise NoLease as `job` does, and do not switch. Except after `touch`, the
+        caller must wait for the journal before it reports success.
         """
         client, job = self._find(token)
         finishing.delete(self._broker, client, job.id, self._clock())

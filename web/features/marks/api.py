@@ -1,4 +1,4 @@
-"""The marks of the API: texts at points in time, which charts show."""
+"""API endpoints of marks: texts at points in time, which charts show."""
 
 from __future__ import annotations
 

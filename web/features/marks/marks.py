@@ -37,7 +37,7 @@ NOTE: Final = "note"
 PAUSE: Final = "pause"
 POLICY: Final = "policy"
 START: Final = "start"
-"""Kinds of marks. NOTE is that of the marks of users and programs; the server adds the others."""
+"""Kinds of marks. Users and programs add marks of the kind NOTE; the server adds the others."""
 
 ROW: Final = "mark"
 """Kind of the rows. Their numbers count the marks."""

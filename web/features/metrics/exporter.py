@@ -109,7 +109,7 @@ class Metrics:
 
         requests    the durations of requests.
         role        returns the status of the cluster, as in `create_app`.
-        directory   the journal's, or None.
+        directory   directory of the journal; None without one.
         """
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -284,7 +284,7 @@ def _tubes(rows: list[TubeCounters], pace: Pace) -> Iterator[Metric]:
 
 
 def _policies(rows: list[TubeCounters], pace: Pace) -> Iterator[Metric]:
-    """Yield the metrics of what policies do, without the tubes to which nothing applies. Switches."""
+    """Yield the metrics of policies, without tubes that no policy concerns. Switches."""
     actions = CounterMetricFamily(
         f"{PREFIX}tube_policy_total", "Actions of policies on the tube and its jobs.", labels=("tube", "action")
     )

@@ -121,11 +121,11 @@ class CounterAccounts(BrokerListener):
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._carried: dict[bytes, Counts] = {}  # for each label: the counts of earlier tubes of this name
-        self._gone: dict[bytes, int] = {}  # labels without a tube, since the first scrape that showed all their counts
+        self._gone: dict[bytes, int] = {}  # labels without a tube: when a scrape first showed all counts
         self._other: Counts = NO_COUNTS
-        self._in_other: dict[bytes, Counts] = {}  # for each existing tube: its counts that OTHER includes
+        self._in_other: dict[bytes, Counts] = {}  # for each existing tube: the part of its counts that OTHER includes
         self._gone_totals: Totals = Totals()
-        self._late_totals: Totals = Totals()  # of tubes dropped after the current scrape has read them
+        self._late_totals: Totals = Totals()  # totals of tubes dropped after the current scrape has read them
         self._read: set[bytes] = set()
         broker.subscribe(self)
 

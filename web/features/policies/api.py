@@ -1,4 +1,4 @@
-"""The policies of the API: settings for all tubes whose names match a pattern."""
+"""API endpoints of policies: settings for all tubes whose names match a pattern."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ OF_FILE: Final = {409: "The configuration file has a policy of this name, or the
 
 
 class PoliciesEndpoints:
-    """PolicyChanges: retries, dead letters, expiry, caps, rates and more, for tubes whose names match a pattern.
+    """Policies: retries, dead letters, expiry, caps, rates and more, for tubes whose names match a pattern.
 
     A policy of the configuration file can only be changed there.
     """

@@ -1,6 +1,6 @@
 """Operations on tube policies: set and remove them at run time, and count what a policy would do.
 
-The caller must wait for the journal (`commit`) before it reports success, as after all operations. PolicyChanges of the
+The caller must wait for the journal (`commit`) before it reports success, as after all operations. Policies of the
 configuration file can only be read here.
 """
 

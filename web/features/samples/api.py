@@ -1,4 +1,4 @@
-"""The samples of the API: job templates, stored under a name."""
+"""API endpoints of samples: job templates, stored under a name."""
 
 from __future__ import annotations
 

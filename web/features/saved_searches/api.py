@@ -1,4 +1,4 @@
-"""The saved searches of the API: queries stored under a name."""
+"""API endpoints of saved searches: queries stored under a name."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class SavedSearches:
         self._audit: Audit = audit
 
     def visible(self) -> list[SavedSearch]:
-        """Return the searches by name, without those of a tube that the principal may not see."""
+        """Return the searches by name, without searches of a tube that the principal may not see."""
         found = sorted(self.saved.searches.values(), key=lambda search: search.name.casefold())
         return [search for search in found if _is_visible(search)]
 

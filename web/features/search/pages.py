@@ -1,4 +1,4 @@
-"""The search page: the matches so far of a search.
+"""The search page: the matches that a search has found so far.
 
 The page shows each job in its current state, and omits jobs that no longer exist.
 """

@@ -1,6 +1,6 @@
 """Suggestions for a query that someone types: names of terms with a few words of explanation, and values.
 
-Values of fields, classes, errors and tags are those of a sample of at most MAX_SAMPLE jobs, of the tube that the query
+Values of fields, classes, errors and tags come from a sample of at most MAX_SAMPLE jobs, of the tube that the query
 names or of visible tubes. Bodies that are only on disk are left out. What the principal may not see is not suggested.
 """
 

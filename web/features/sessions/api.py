@@ -1,4 +1,4 @@
-"""The sessions of the API: the signed-in users of the dashboard."""
+"""API endpoints of sessions: the signed-in users of the dashboard."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ class SessionsEndpoints:
 
     @endpoint("DELETE", "/sessions", role=ADMIN)
     def end_sessions(self) -> SessionsEnded:
-        """End all sessions except that of the request."""
+        """End all sessions except the session of the request."""
         return SessionsEnded(sessions=self._changes.end_others())

@@ -48,7 +48,7 @@ class SessionChanges:
         self._audit.note("session/end", user=session.name)
 
     def end_others(self) -> int:
-        """End every session except that of the request; return the number of ended sessions."""
+        """End every session except the session of the request; return the number of ended sessions."""
         own = self._guard.current_session()
         others = [session for session in self.sessions.all() if session is not own]
         for session in others:

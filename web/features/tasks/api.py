@@ -1,4 +1,4 @@
-"""The tasks of the API: searches and bulk changes, which run on the server and report progress."""
+"""API endpoints of tasks: searches and bulk changes, which run on the server and report progress."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ class TasksEndpoints:
         """Move dead letters back to the tubes that they came from, as a task.
 
         Each is ready there as a new job: its attempts and its age restart. Jobs that are not dead letters, and jobs
-        that clients hold, stay. `skipped` counts the jobs for which the tube that they came from is full. To count
-        first, use `/bulk`.
+        that clients hold, stay. `skipped` counts the jobs whose original tube is full. To count first,
+        use `/bulk`.
         """
         return started_task(self._bulk.start_run(self._plan(body, Change("redrive")), is_forced=False))
 

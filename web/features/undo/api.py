@@ -1,4 +1,4 @@
-"""The changes in the API: the list of the last day's changes, and their undo."""
+"""API endpoints of changes: the list of the last day's changes, and their undo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ChangeList(ResponseModel):
 
 
 class ChangesEndpoints:
-    """Your changes of jobs in the last day (for admins, those of all users), and their undo."""
+    """Your changes of jobs in the last day (for admins, the changes of all users), and their undo."""
 
     def __init__(self, saved_changes: SavedChanges, undo: Undo) -> None:
         self._saved_changes: SavedChanges = saved_changes
@@ -57,7 +57,8 @@ class ChangesEndpoints:
         """Put the jobs of a change back as they were before, as a task: deleted jobs with their former ids.
 
         A change can be undone only once. `refused` lists the jobs that are not put back, with the reason. A changed job
-        is not put back if it has been deleted, reserved or changed since; a deleted job, if a job with its id exists.
+        is not put back if it has been deleted, reserved or changed since; a deleted job is not put back if a job with
+        its id exists.
         Neither is put back if another job has the idempotency key or the unique body, or if a limit or a cap of the
         former tube is reached.
         """

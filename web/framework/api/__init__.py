@@ -1,4 +1,4 @@
-"""The framework of the API: it turns methods into HTTP endpoints.
+"""The API framework: it turns methods into HTTP endpoints.
 
 It depends on the queue only for the maximum job size, which limits the size of requests, and for three exceptions with
 extra data (`JobHeld`, `PutRefused`, `NotDurableYet`). The endpoints are in the `api` of each feature.
@@ -27,7 +27,7 @@ How to add a group of endpoints:
 A method may switch greenlets, so it must look up tubes and jobs again after each call that may switch. To refuse a
 request, call `problems.refuse` if a field is invalid; otherwise raise NotFound, Conflict, ServiceUnavailable or
 PutRefused. A method that changes something writes an audit entry, as changes.operations does, and ends with
-`durability.wait_until_durable(self._commit)`. One that reports on a single job ends with
+`durability.wait_until_durable(self._commit)`. A method that reports on a single job ends with
 `durability.wait_before_report(self._commit)`.
 
 The signature of a method is the only definition of its endpoint. The types are msgspec structs with `Annotated`

@@ -110,7 +110,7 @@ def iter_with_bodies(
 def _next_batch(
     broker: Broker, ids: Iterator[int], is_wanted: Callable[[Job], bool], yield_if_due: Callable[[], None]
 ) -> tuple[list[int], dict[int, Job]]:
-    """Return the next batch of *ids*, and those of its jobs whose bodies must be read back, by id. May switch."""
+    """Return the next batch of *ids*, and the jobs among them whose bodies must be read back, by id. May switch."""
     batch, wanted, size = list[int](), dict[int, Job](), 0
     for id in ids:
         batch.append(id)

@@ -9,9 +9,9 @@ r"""Query terms about JSON bodies: their fields (`body.PATH:`), errors (`error:`
 A body is searched in part if it is too large to parse, or if the path passes too many elements of arrays (see
 json_fields). Then a term neither matches nor fails, unless a value that was examined decides it.
 
-Numbers are compared exactly, whatever their size. The same forms, without comparisons, compare the class of a
-framework's message (`class:`, see frameworks), and the normalised error of a job (see job_errors) with the given text,
-which is normalised too.
+Numbers are compared exactly, whatever their size. `class:` and `error:` accept the same forms, except comparisons.
+`class:` tests the class of a framework's message (see frameworks). `error:` tests the normalised error of a job (see
+job_errors), and normalises the given text too.
 """
 
 from __future__ import annotations

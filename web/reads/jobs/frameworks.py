@@ -1,6 +1,6 @@
 r"""Messages of job frameworks: the class, arguments, attempt and exception in a body, by parsing alone. Pure.
 
-Nothing is unpickled or unserialized into objects. A body is parsed as json_fields describes, so a larger one is no
+Nothing is unpickled or unserialized into objects. A body is parsed as json_fields describes, so a larger body is not a
 message. These formats are known, by their source code:
 
 Laravel
@@ -81,7 +81,7 @@ _QUEUEABLE: Final = frozenset(
     ("job", "connection", "queue", "chainConnection", "chainQueue", "chainCatchCallbacks", "delay", "afterCommit",
      "middleware", "chained", "tries", "timeout", "messageGroup", "deduplicator")
 )  # fmt: skip
-"""Properties of Laravel's Queueable and InteractsWithQueue, which are no arguments if they are null or empty."""
+"""Properties of Laravel's Queueable and InteractsWithQueue, which are not arguments if they are null or empty."""
 
 Object = Mapping[str, object]
 

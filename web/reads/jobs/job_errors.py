@@ -110,7 +110,7 @@ def normalized(error: str) -> str:
     Normalising the result again does not change it, so a query may quote the result, or any error that has this result.
     """
     line = _replaced(shortened(error, MAX_RAW))
-    return line if len(line) <= MAX_ERROR else _replaced(shortened(line, MAX_ERROR))  # the cut may be inside a code
+    return line if len(line) <= MAX_ERROR else _replaced(shortened(line, MAX_ERROR))  # may cut a variable part
 
 
 def _replaced(line: str) -> str:

@@ -51,7 +51,7 @@ MAX_LISTED: Final = 1000
 """Maximum jobs listed per state, over all pages."""
 
 CLASSES_FROM: Final = 5
-"""Jobs of a list among which one with a class adds the column; each takes at most 5 ms, and 50 µs usually."""
+"""Number of first jobs of a list that are searched for a class; each takes at most 5 ms, and 50 µs usually."""
 
 SUGGESTED_FROM: Final = 20
 """Maximum jobs of a list whose fields are suggested as columns; takes about 0.5 ms for bodies of usual JSON."""
@@ -184,7 +184,7 @@ REASONS: Final[Mapping[int, Reason]] = {
     DeadLetterReason.BURIED_EXPIRED: "buried-expired",
     DeadLetterReason.OVERFLOW: "overflow",
 }
-"""The reasons for which jobs become dead letters, as the protocol and the query language name them."""
+"""The reasons why jobs become dead letters, as the protocol and the query language name them."""
 
 REASON_TEXTS: Final[Mapping[int, str]] = {
     DeadLetterReason.ATTEMPTS: "out of attempts",
@@ -192,7 +192,7 @@ REASON_TEXTS: Final[Mapping[int, str]] = {
     DeadLetterReason.BURIED_EXPIRED: "expired while buried",
     DeadLetterReason.OVERFLOW: "pushed out of a full tube",
 }
-"""The reasons for which jobs become dead letters, in words."""
+"""The reasons why jobs become dead letters, as text for people."""
 
 JOB_COLUMNS: Final[Mapping[int, tuple[JobColumn, ...]]] = {
     READY: (PRI, AGE, _TTR, RESERVES, SIZE),
@@ -268,7 +268,7 @@ def job_columns(
 
 
 def job_heads(heads: Heads, columns: Iterable[JobColumn]) -> list[Head]:
-    """Return the heads of the table of jobs with *columns*, that of the id first."""
+    """Return the column headings of a table of jobs: the id, then *columns*."""
     shown = [("id", "Id", "The number of the job, in the order of the puts", "id")]
     shown += [(column.key, column.label, column.help, column.order) for column in columns]
     return [
@@ -371,7 +371,7 @@ def list_jobs(
 ) -> JobList:
     """Return the page of the tube's jobs in *state* that begins after the sort key *after* in *order*. May switch.
 
-    An order that the tube has no index for is that of the first MAX_LISTED jobs.
+    If the tube has no index for the order, only the first MAX_LISTED jobs are sorted.
     """
     present, key = count_jobs(tube, state), job_key(order)
     if is_indexed(order, state):

@@ -1,4 +1,4 @@
-"""The orders of lists of jobs: by which value, in which words, and which of them a tube's own indexes provide.
+"""Sort orders of job lists: the value and the text of each, and the orders that a tube's indexes provide.
 
 Jobs with equal values are ordered by id. A value never depends on the current time, so the order of two jobs changes
 only if one of them does, and a cursor stays valid. Pure.
@@ -113,7 +113,7 @@ _DEFAULT_WORDS: Final = {
 
 
 def is_indexed(order: Order, state: int) -> bool:
-    """Return whether a tube has an index of its jobs in *state* that has *order*."""
+    """Return whether a tube has an index of its jobs in *state* that is sorted in *order*."""
     return order == DEFAULT_ORDERS[state] or (state == BURIED and order.key == "buried")
 
 
@@ -126,7 +126,7 @@ def order_text(order: Order, state: int | None = None) -> str:
 
 
 class FirstJobs:
-    """The first *limit* of the jobs that were added, in *order*; of those after the sort key *after*, if it is given.
+    """The first *limit* of the added jobs, in *order*, without jobs up to the sort key *after* if it is given.
 
     Adding a job takes about a microsecond, and the memory does not depend on the number of jobs.
     """

@@ -1,6 +1,6 @@
 r"""The stack trace of a failed job: lines of text in its body. Pure.
 
-The trace is that of the message of a job framework (see frameworks). Otherwise it is the first of TRACE_FIELDS that is
+The trace comes from the message of a job framework (see frameworks). Otherwise it is the first of TRACE_FIELDS that is
 not empty, in the outermost object or in the object that is its error: a text, or an array of lines. Otherwise it is
 the error itself, if that has several lines.
 

@@ -183,7 +183,7 @@ def field_paths(root: Root | None) -> list[str]:
         if isinstance(value, dict) and len(path) < SUGGESTED_STEPS:
             for name, child in islice(value.items(), left):
                 left -= 1
-                is_index = is_array and _INDEX.fullmatch(name)  # after an array, a number is no field of its elements
+                is_index = is_array and _INDEX.fullmatch(name)  # after an array, a number is an index, not a field
                 if len(name) < MAX_PATH // SUGGESTED_STEPS and _STEP.fullmatch(name) and not is_index:
                     pending.append((child, (*path, name)))
         elif path and not isinstance(value, dict):

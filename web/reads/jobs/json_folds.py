@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 FOLDED_FROM: Final = 20
-"""Lines of the content of an object or array from which it can be folded."""
+"""Minimum lines of content of an object or array that can be folded."""
 
 MAX_FOLDS: Final = 6
-"""Maximum nesting of folds; what is deeper is text."""
+"""Maximum nesting of folds; deeper objects and arrays are text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def fold_json(indented: str) -> tuple[Node, ...]:
 
 
 def _last_lines(lines: list[str]) -> dict[int, int]:
-    """Return the index of the last line of each object and array by that of its first line."""
+    """Return the index of the last line of each object and array, by the index of its first line."""
     opened, found = list[int](), dict[int, int]()
     for at, line in enumerate(lines):
         if line.endswith(("{", "[")):  # a text ends with a quote

@@ -53,7 +53,7 @@ MIN_LIST_JOBS: Final = 8
 """Jobs that a filtered list examines even if that takes longer than MAX_LIST_TIME."""
 
 MAX_FIRST_TIME: Final = 0.003
-"""Seconds of CPU time after which it does not examine even these: bodies of large arrays take several ms each."""
+"""Seconds of CPU time after which a filtered list stops before MIN_LIST_JOBS: a large array takes several ms."""
 
 
 class JobMatcher:
@@ -112,7 +112,7 @@ class JobMatcher:
 
 
 def partial_warning(count: int) -> str:
-    """Return a warning about *count* jobs that are no matches because only a part of each was searched."""
+    """Return a warning about *count* jobs that may match, but can be searched only in part."""
     return (
         f"{text.counted(count, 'job')} may match, but can be searched only in part: a body has more than"
         f" {text.size(MAX_SEARCHED)}, JSON more than {text.size(MAX_PARSED)}, or a field more than"
@@ -142,8 +142,8 @@ def candidate_ids(
 
     The ids are unique and ascend. The caller may consume them over many iterations of the event loop.
 
-    The ids of a small tube are collected from its queues. Collecting and sorting those of a large tube would hold the
-    event loop, so the caller gets the ids of all jobs, and skips those of other tubes.
+    The ids of a small tube are collected from its queues. Collecting and sorting the ids of a large tube would block
+    the event loop, so the caller gets the ids of all jobs, and skips jobs of other tubes.
     """
     if query.id is not None:
         return 1, [query.id] if query.id > above else []
@@ -169,7 +169,7 @@ class _JobSet(NamedTuple):
 def _job_sets(broker: Broker, tube: Tube, state: str) -> list[_JobSet]:
     """Return the sets of the jobs of *tube* in *state*, or in any state if that is empty.
 
-    The set of the reserved jobs also includes those of other tubes.
+    The set of the reserved jobs also includes jobs of other tubes.
     """
     clients = broker.clients
     sets = {

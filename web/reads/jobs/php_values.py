@@ -145,7 +145,7 @@ def _scalar(found: re.Match[bytes]) -> object:
         return REFERENCE
     try:
         if kind == b"d":
-            return float(given) if given[-1:].isdigit() else given.decode()  # INF, -INF and NAN are no numbers in JSON
+            return float(given) if given[-1:].isdigit() else given.decode()  # JSON has no INF, -INF and NAN
         return bool(int(given)) if kind == b"b" else int(given)
     except ValueError as error:
         raise PhpFormatError(str(error)) from error

@@ -89,7 +89,7 @@ TAG_KEYS: Final[Mapping[str, Callable[[Tags], bytes]]] = {
 
 REASON: Final = "reason"
 ANY: Final = "*"
-"""The reason for which a job became a dead letter: one of REASON_NAMES, or ANY."""
+"""The reason why a job became a dead letter: one of REASON_NAMES, or ANY."""
 
 NAMES: Final = ("id", "tube", "state", BODY, CLASS, ERROR, REASON, *list(_NUMBERS)[1:], *TAG_KEYS)
 """Names of terms. A path may follow `body` and `error`."""

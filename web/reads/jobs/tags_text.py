@@ -34,7 +34,7 @@ def hold_reason(job: Job) -> str:
 
 
 def is_awaiting(job: Job) -> bool:
-    """Return whether the delayed *job* waits for a group, so that the time of its end is unknown."""
+    """Return whether the delayed *job* waits for a group, so the end of its delay is unknown."""
     return isinstance(job, TaggedJob) and job.is_awaiting
 
 

@@ -1,4 +1,4 @@
-"""The jobs of the API: lists, searches and exports, single jobs and bodies, puts, and operations on one job."""
+"""API endpoints of jobs: lists, searches and exports, single jobs and bodies, puts, and operations on one job."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class JobList(ResponseModel):
 
 
 class JobPut(ResponseModel):
-    """A job that was put, or the earlier job of which the put was a duplicate."""
+    """A job that was put, or the earlier job if the put was a duplicate."""
 
     id: JobId
     tube: TubeName

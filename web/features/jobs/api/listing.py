@@ -37,7 +37,7 @@ SCAN_TIME: Final = 0.5
 """Seconds that one page scans for jobs."""
 
 MAX_SORTED: Final = MAX_COLLECTED_IDS
-"""Maximum jobs of a list with an order other than that of the ids or of the page; a search sorts longer lists."""
+"""Maximum jobs of a list that is not in the order of the ids or of the page; a search sorts longer lists."""
 
 PAGE_BYTES: Final = 1024 * 1024
 """Bytes of bodies after which a page is full."""
@@ -109,7 +109,7 @@ def begin(query: Query) -> Position:
 
 
 def refuse_other(position: Position, query: Query) -> None:
-    """Refuse the request if *position* belongs to another list than that of *query*."""
+    """Refuse the request if *position* does not belong to the list of *query*."""
     if position.query_digest != _digest(query) or (position.after_id is None and not _has_order(query)):
         refuse("cursor", OTHER_LIST)
 

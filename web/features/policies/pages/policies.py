@@ -145,7 +145,7 @@ class PolicyPages:
     def save(self) -> Response:
         """Form with a policy, and the `task` of its preview: save the policy.
 
-        Values that differ from those of the preview are previewed instead. Switches.
+        Values that differ from the previewed ones are previewed instead. Switches.
         """
         form, policy = submitted_form(request.form)
         if policy is None:

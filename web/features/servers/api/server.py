@@ -1,4 +1,4 @@
-"""The server of the API: its figures, recent history, and a stream of changes."""
+"""API endpoints of this server: its figures, recent history, and a stream of changes."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def _with_retry_after(response: Response, cause: HTTPException | None) -> Respon
 
 
 def next_path(given: Fields) -> str:
-    """Return the path in the field `next` if it is one of this dashboard, else that of the overview."""
+    """Return the path in the field `next` if it belongs to this dashboard, else the path of the overview."""
     home = url_for("overview")
     where = own_path(given, "next", home)
     return home if where.startswith(tuple(url_for(name) for name in ("login", "logout"))) else where

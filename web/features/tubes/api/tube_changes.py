@@ -1,4 +1,4 @@
-"""TubeChanges of many tubes over the API: pause, resume or kick all tubes that match a pattern, as a task."""
+"""API endpoints that pause, resume or kick all tubes that match a pattern, as a task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_KICK: Final = KickTubesRequest()
 
 
 class TubeChangesEndpoints:
-    """TubeChanges of many tubes: pause, resume or kick all tubes whose names match a pattern.
+    """Changes of many tubes: pause, resume or kick all tubes whose names match a pattern.
 
     Each is a task. Unless `dry_run` is false, the task only counts the tubes and their jobs, and `/tasks/{task}/run`
     changes exactly the tubes that were counted. Tubes that you may not operate are not included.

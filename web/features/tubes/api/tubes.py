@@ -1,4 +1,4 @@
-"""The tubes of the API: lists, figures, history, and operations on whole tubes."""
+"""API endpoints of tubes: lists, figures, history, and operations on whole tubes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Tube(ResponseModel):
         Hold | None,
         Meta(
             description="The reason why reserves get no job of the tube even if jobs are ready; null if there is none."
-            " Concurrency keys are no reason: they hold back single jobs."
+            " Concurrency keys are not included: they hold back single jobs."
         ),
     ]
     max_reserved: Annotated[

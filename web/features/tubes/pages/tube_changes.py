@@ -126,7 +126,7 @@ def read_pattern(form: Fields) -> str:
 
 
 def read_tube_change(form: Fields, now: int) -> TubeChange:
-    """Return the change in the fields `action`, those of `pause_seconds`, `reason` and `state`; raise BadRequest."""
+    """Return the change in `action`, the fields of `pause_seconds`, `reason` and `state`; raise BadRequest."""
     key = form.get("action", "")
     if key == PAUSE:
         reason = fields.line(form, "reason", MAX_REASON_LENGTH)

@@ -104,7 +104,7 @@ class TubeFilter:
         return shown | {"jobs": filtered.jobs, "filtered": filtered}
 
     def _heads(self, tube: Tube, state: int, args: Fields, order: Order, columns: Collection[JobColumn]) -> list[Head]:
-        """Return the heads of the table, which sort the whole list by their column."""
+        """Return the column headings of the table; each links to the whole list sorted by its column."""
         kept = {name: args.get(name, "") for name in ("q", "span")} | {"cols": columns_text(read_columns(args))}
         here = {"tube": tube.name.decode(), "state": STATE_NAMES[state]} | {k: v for k, v in kept.items() if v}
         page = url_for("tube")

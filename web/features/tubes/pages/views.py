@@ -227,7 +227,7 @@ class Views:
                 job, is_lost = self._job(), True
         has_body = principal().sees_bodies and not is_lost
         failure = failure_of(self._broker, self._errors, job, body if has_body else None)
-        job = self._job()  # to count the error group may have switched
+        job = self._job()  # counting the error group may have switched
         return render_template(
             "job.html",
             job=job_details(self._broker, job, self._clock()),
@@ -338,7 +338,7 @@ class Views:
 
 
 def _heads(query: str, order: Order) -> list[Head]:
-    """Return the heads of the table of tubes. A link to a new column sorts descending, except by name."""
+    """Return the column headings of the table of tubes. A first click sorts descending, except by name."""
     page, kept = url_for("overview"), {"q": query} if query else {}
     heads = Heads(order, DEFAULT_ORDER, lambda sorting: f"{page}?{urlencode(kept | sorting)}")
     columns = [heads.head(NAME.key, NAME.label, NAME.help, BY_NAME)]
