@@ -1,8 +1,8 @@
 """Measure what open dashboards cost the workers: python -m bench.dashboard. See README.md.
 
-One Greenstalk Server holds a million jobs, 100,000 of them buried with an error, and ten thousand tubes. In turns,
-`cycle` runs on 20 connections without viewers; and with ten open tabs, a search that repeatedly scans every job, and a
-grouping of the errors that is repeated too. Then each page is loaded.
+One Greenstalk Server holds a million jobs, 100,000 of them buried with an error, and ten thousand tubes. `cycle` runs
+on 20 connections, in turns without viewers and with viewers: ten open tabs, a search that repeatedly scans every job,
+and a repeated grouping of the errors. Then each page is loaded.
 """
 
 import argparse

@@ -30,7 +30,7 @@ Metric = Literal[
 ]
 Measurement = Literal[
     "speed",  # CPU, throughput and latency
-    "growth",  # speed over a backlog, and the ratio of its p99.9 to that of the same server when empty
+    "growth",  # speed over a backlog, and the ratio of its p99.9 to the p99.9 of the empty server
     "connection memory",
     "job memory",
     "returned memory",  # after the backlog is drained

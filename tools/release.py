@@ -72,7 +72,10 @@ def write_version(repository: Path, version: str) -> None:
 
 
 def cut_changelogs(repository: Path, version: str, day: dt.date) -> None:
-    """Date the unreleased changes; raise Refused if the first changelog has none. The client's may say so."""
+    """Date the unreleased changes in each changelog; raise Refused if the first changelog has none.
+
+    A changelog of the client without changes gets the line "No changes."
+    """
     for name in CHANGELOGS:
         path = repository / name
         text = path.read_text()

@@ -143,7 +143,7 @@ TRANSCRIPTS = {
 
 
 class Pair:
-    """Two sessions on one broker, by the names of their lines, and what they have received."""
+    """Two sessions on one broker, and the bytes that each has received. A line of a script names its session."""
 
     def __init__(self) -> None:
         broker = make_broker()

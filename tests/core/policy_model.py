@@ -126,7 +126,7 @@ class PolicyModel(Model):
         return 0 < self.count(job.tube, "max_attempts") <= job.reserves - job.base
 
     def holders(self, tube: str, body: bytes) -> set[int]:
-        """Return the jobs of which a put of *body* into *tube* is a duplicate."""
+        """Return the jobs that a put of *body* into *tube* would duplicate."""
         settings = self.settings(tube)
         if settings.get("unique", "nothing") == "nothing":
             return set()

@@ -138,7 +138,7 @@ class TagModel(Model):
         return is_done
 
     def truncate(self, tube: str) -> int | None:
-        """Truncate as Model does; abandon the example if the deletion of one job may change the turn of another."""
+        """Truncate as Model does; abandon the example if the order of the deletions may matter."""
         self.need_order_of_deletions()
         return super().truncate(tube)
 

@@ -147,7 +147,7 @@ class PolicyMachine(BrokerMachine):
         self.adopt_times()
 
     def adopt_times(self) -> None:
-        """Adopt the times, up to SWEEP apart, at which slices applied the policies."""
+        """Copy the times, up to SWEEP apart, when slices applied the policies."""
         assert self.world.broker.jobs.keys() == self.policy_model.jobs.keys()
         for id, job in self.policy_model.jobs.items():
             real = self.world.broker.jobs[id]

@@ -127,7 +127,7 @@ def test_tick_hands_out_at_most_a_slice_of_jobs_of_many_tubes(world: World) -> N
 
 
 def test_command_leaves_the_end_of_a_costly_wait_to_the_next_tick(world: World) -> None:
-    """Waits in many tubes without a tube set: the end of each takes as long as that of many waits in one tube."""
+    """Waits in many tubes without a tube set: the end of one takes as long as the ends of many waits in one tube."""
     for other in range(MAX_TUBE_SETS):
         world.client(watch=[b"%d-%d" % (other, number) for number in range(MANY_TUBES)]).reserve()
     worker = world.client(watch=[b"%d" % number for number in range(2 * WAITED_TUBES)])

@@ -113,7 +113,7 @@ def test_directory_that_cannot_be_searched_and_missing_home_are_no_configuration
     one: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GREENSTALKCTL_CONFIG", raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", "/" + "x" * 300)  # fails as a directory of another user does
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/" + "x" * 300)  # like a directory that may not be searched
     assert run("-s", address(one), "ping").code == 0
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", "~nobody-of-this-name")

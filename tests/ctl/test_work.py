@@ -147,7 +147,7 @@ def test_third_signal_ends_a_command_that_ignores_the_second(one: Server, tmp_pa
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can run a command as another user")
 def test_signals_do_not_end_a_command_of_another_user(one: Server) -> None:
-    """The worker is root without the capability CAP_KILL, so it cannot signal the command, as that of `sudo`."""
+    """The worker is root without the capability CAP_KILL, so it cannot signal the command, as with `sudo`."""
     with connect(one, "mail") as mail:
         job = mail.put(b"")
         command = ("setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", "echo $$; exec sleep 99")

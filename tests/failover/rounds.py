@@ -129,7 +129,7 @@ class _Rounds:
         wait_until(lambda: self.history.has_put_since(now), lambda: "no put is acknowledged")
 
     def _report(self, kind: str, active: Node, gap: float, census: Census) -> Report:
-        """Note the report on a round of *kind* that began with the leader *active*."""
+        """Add and return the report on a round of *kind* that began with the leader *active*."""
         report = Report(len(self.reports) + 1, kind, active.name, gap, census.most)
         self.reports.append(report)
         return report

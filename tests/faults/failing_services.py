@@ -30,7 +30,7 @@ CALLED = {
     "poller": (Committer, "commit_before_send"),
     "standbys": (LeaderLease, "standbys"),
 }
-"""A method that each service calls often, for the services that are no greenlets."""
+"""A method that each service calls often, for the services that are not greenlets."""
 
 armed: set[str] = set()
 services: dict[str, Service] = {}

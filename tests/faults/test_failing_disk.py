@@ -11,7 +11,7 @@ from tests.support.peer import Peer, eventually
 
 SIZE = 1000
 BLOCK = 60_000
-"""Bytes of a body that surely reaches a block of the disk where nothing was before."""
+"""Bytes of a body, so large that its record always reaches a block of the disk that was not written before."""
 
 
 def test_nothing_is_acknowledged_while_syncs_fail(failing_disk: FailingDisk) -> None:

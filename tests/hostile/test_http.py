@@ -230,7 +230,7 @@ def test_request_that_trickles_times_out(
         sock.setblocking(False)
         eventually(lambda: _drip(sock), "it is closed")
     eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is counted")
-    assert capsys.readouterr().err == "", "a client's fault is no error of ours"
+    assert capsys.readouterr().err == "", "a client's mistake is not an error of the server"
 
 
 def _drip(sock: socket.socket) -> bool:

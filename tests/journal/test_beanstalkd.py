@@ -490,7 +490,7 @@ def binlog_files(directory: Path) -> list[str]:
 
 
 def assert_matches_beanstalkd(directory: Path, copy: Path) -> BeanstalkdBinlog:
-    """Return the binlog in *directory*; assert that its jobs are those of a beanstalkd on *copy*, a new copy of it."""
+    """Return the binlog in *directory*; assert that a beanstalkd finds the same jobs in *copy*, a new copy of it."""
     shutil.copytree(directory, copy)
     binlog = decoded(directory)
     with beanstalkd(copy) as oracle, client_of(oracle) as client:

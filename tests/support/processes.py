@@ -1,4 +1,4 @@
-"""Processes and threads of tests, whose ends are waited for with a limit: a failed test must not stop the test run."""
+"""Processes and threads of tests: wait for their end with a limit, so that a failed test does not stop the test run."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Connection:
         self._at_end = False
 
     def send(self, data: bytes) -> None:
-        """Send all of *data*. It is no error if the peer has closed: the next read returns END."""
+        """Send all of *data*. A closed peer is not an error: the next read returns END."""
         self._socket.settimeout(SEND_SECONDS)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)

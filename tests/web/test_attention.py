@@ -342,7 +342,7 @@ class Rounds:
         self.tubes = {b"mail"}
 
     def pass_round(self, *found: Measure) -> list[tuple[str, int]]:
-        """Pass a round of five seconds; return the sentences of the active conditions and since when they are."""
+        """Run a round of five seconds; return the sentence and the start, in seconds, of each active condition."""
         now = self.second * SECOND
         self.tracker.observe(found, now)
         self.tracker.end_round(now, exists=self.tubes.__contains__)

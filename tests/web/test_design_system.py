@@ -1,4 +1,4 @@
-"""The style sheets take colours, sizes of text, weights and radii from static/tokens.css, whose texts have contrast."""
+"""The style sheets take colours, text sizes, weights and radii from static/tokens.css, whose text has contrast."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_tube_dropped_between_two_samples_is_recorded(driver: HistoryDriver) -> 
 
 
 def test_recreated_tube_continues_its_series(driver: HistoryDriver) -> None:
-    """Its counters start at zero each time, several times in a second."""
+    """The tube is created several times in a second, and its counters start at zero each time."""
     driver.advance(10)
     for _ in range(10):
         for _ in range(3):

@@ -56,7 +56,7 @@ PATHS: Final = {
     "/opt/greenstalk/bin/": "/usr/bin/",
     "EnvironmentFile=-/etc/greenstalk-server.env": "Environment=GREENSTALK_CONFIG=/etc/greenstalk/greenstalk.toml",
 }
-"""Paths in the units of deploy/, and those in the package."""
+"""Paths in the units of deploy/, and the same paths in the package."""
 
 
 def main() -> None:

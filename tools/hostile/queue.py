@@ -387,7 +387,7 @@ def end_delays(target: Target) -> Play:
 
 
 def end_delays_of_tubes(target: Target) -> Play:
-    """The delays of jobs in many tubes end at once; the delay of each put is shorter than that of the one before."""
+    """The delays of jobs in many tubes end at once; each put has a shorter delay than the put before."""
     client = target.connect()
     yield
     for delay in (3600, 1800, 900, 4):
@@ -464,7 +464,7 @@ def reload_policies(target: Target) -> Play:
     client.ask_all(b"put-in-tube t%d 0 0 60 1\r\nx\r\n" % number for number in range(5 * TUBES))
     yield
     target.reload(_POLICIES)
-    time.sleep(5)  # while nothing else happens, the server seems idle before it has read the file
+    time.sleep(5)  # else the server seems idle before it has read the file
 
 
 def stats_gang(target: Target) -> Play:

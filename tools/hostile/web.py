@@ -1,4 +1,4 @@
-"""Hostile requests of HTTP. A scenario is a generator: see `Scenario.play`."""
+"""Hostile HTTP requests. A scenario is a generator: see `Scenario.play`."""
 
 import json
 import socket
@@ -141,7 +141,7 @@ def idle_clients(target: Target) -> Play:
 
 
 def closed_clients(target: Target) -> Play:
-    """Many clients of HTTP close at once."""
+    """Many HTTP clients close at once."""
     clients = [Http(target).sock for _ in range(CROWD)]
     yield
     with target.frozen():
@@ -244,9 +244,9 @@ _PLAYS: Final = {
     "put of control characters by the API": post(
         "/api/v1/jobs", json.dumps({"tube": "a", "body": "\1" * 150_000}).encode(), "application/json"
     ),
-    "3,000 slow clients of HTTP": slow_clients,
+    "3,000 slow HTTP clients": slow_clients,
     "3,000 requests time out": idle_clients,
-    "3,000 clients of HTTP close": closed_clients,
+    "3,000 HTTP clients close": closed_clients,
 }
 
 SCENARIOS: Final = {name: Scenario(play, has_web=True) for name, play in _PLAYS.items()}

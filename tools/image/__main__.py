@@ -31,7 +31,7 @@ CERTIFICATES: Final = Path("etc/ssl/certs/ca-certificates.crt")
 
 
 def main(base: str) -> None:
-    """Build the image on *base*: empty for that of the Dockerfile, or `debian`."""
+    """Build the image on *base*: `debian`, or empty for the Dockerfile's default."""
     labels = {"VERSION": __version__, "REVISION": git("rev-parse", "HEAD").decode().strip()}
     arguments = [f"--build-arg={name}={value}" for name, value in labels.items()]
     if base:

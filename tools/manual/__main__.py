@@ -1,7 +1,7 @@
 """Write the manual pages and completion scripts where a Debian package has them: python -m tools.manual DIR.
 
 Files below DIR: man/man1, bash-completion/completions, zsh/vendor-completions and fish/vendor_completions.d, as in
-/usr/share. The date of the pages is that of SOURCE_DATE_EPOCH, by default today.
+/usr/share. The date of the pages is SOURCE_DATE_EPOCH, by default today.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ DOCS_SCREENSHOT: Final = REPOSITORY / "docs" / "screenshot.png"
 
 
 def paths(page: Page, url: str) -> dict[str, str]:
-    """Return the paths of all pages by name. The ids in them are those of the running scene."""
+    """Return the paths of all pages by name. The ids in them belong to the running scene."""
     failing = f"tube={FAILING}"
     page.goto(f"{url}tube?{failing}&state=buried")
     buried = page.locator(".jobs tbody tr").first.get_attribute("data-key")

@@ -1,6 +1,6 @@
 """The jobs of the scene: their tubes, ages, states and bodies. Pure; the same seed returns the same jobs.
 
-Six tubes have failed jobs, with ages of minutes to a week. The bodies are those of an online shop.
+Six tubes have failed jobs, with ages of minutes to a week. The bodies are jobs of an online shop.
 """
 
 from __future__ import annotations

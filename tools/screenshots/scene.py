@@ -91,7 +91,7 @@ class _Receiver(BaseHTTPRequestHandler):
 
 
 class Scene:
-    """A running scene. *directory* is that of the server's data, and keeps the scene for the next start."""
+    """A running scene. *directory* has the server's data, and keeps the scene for the next start."""
 
     def __init__(self, directory: Path) -> None:
         self._directory: Path = directory

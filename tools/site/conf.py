@@ -1,6 +1,6 @@
 """The website of the documentation: Sphinx configuration for `make site`.
 
-The pages are those of the repository, at the same paths, so a link that works on GitHub works here. docs/README.md is
+The pages have the same paths as in the repository, so a link that works on GitHub works here. docs/README.md is
 the navigation: each of its headings is a section, with the pages that its table links to. A page that it does not link
 to is an error.
 """

@@ -50,9 +50,9 @@ SEGMENT_SIZE: Final = 262_144
 """Bytes; small, so that segments are created, compacted and removed all the time."""
 
 MEMORY_MAY_GROW: Final = 8 * 2**20
-"""Bytes by which the median of the last third of the steady phase may exceed that of the first third. Data that is kept
-by design still grows: an hour of history for each tube, and addresses of former workers. The memory of the present jobs
-is subtracted."""
+"""Maximum difference in bytes between the medians of the last third and of the first third of the steady phase. Data
+that is kept by design still grows: an hour of history for each tube, and addresses of former workers. The memory of the
+present jobs is subtracted."""
 
 JOB_MEMORY: Final = 250
 """Bytes of a job without a history, in addition to its body (docs/memory.md). A full history adds some 690 bytes."""
@@ -61,7 +61,7 @@ SETTLED_AFTER: Final = 600.0
 """Seconds. In a shorter run, data that is kept by design is still growing, so the bound is three times as much."""
 
 FILES_MAY_GROW: Final = 5
-"""File descriptors beyond those of connections: the number of journal segments varies."""
+"""File descriptors in addition to the connections: the number of journal segments varies."""
 
 TIMEOUT: Final = 60.0
 """Seconds to wait for a condition at the start or the end."""

@@ -268,7 +268,7 @@ class Player:
             connection.request(method, f"/api/v1{path}", body, {"Content-Type": "application/json"})
             response = connection.getresponse()
             data = response.read()
-        if response.status in (404, 503):  # tasks end with the server, and a server that stops refuses
+        if response.status in (404, 503):  # the task ended with its server, or the server is stopping
             raise ConnectionError(f"{method} {path}: {response.status}")
         assert response.status < 300, f"{method} {path}: {response.status} {data[:300]!r}"
         return json.loads(data)

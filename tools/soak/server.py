@@ -1,4 +1,4 @@
-"""The real command, in a process that checks the broker's invariants when it stops."""
+"""Run the real command of the server, and check the broker's invariants when it stops."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import greenstalk
 from tools.soak.clients import TUBES
 
 JOBS_PER_SECOND: Final = 200
-"""So that the kicker restores buried jobs faster than a victim buries them, and the number of jobs becomes steady."""
+"""Low enough that the kicker restores buried jobs faster than a victim buries them: the number of jobs is steady."""
 
 
 def main() -> None:

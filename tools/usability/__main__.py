@@ -3,7 +3,7 @@
 python -m tools.usability
 
 The tasks run on a server with 45 tubes and 101,000 jobs. The exit code is 1 if a task fails or needs too many clicks.
-The time is that of the pages; people also need time to read.
+The time covers the pages only; people also need time to read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The descriptions of the API: the OpenAPI document, and docs/api.md, whose examples tests/docs runs."""
+"""The API's descriptions: the OpenAPI document, and docs/api.md, but not its examples (see tests/docs)."""
 
 from __future__ import annotations
 
