@@ -35,8 +35,12 @@ class DeadLetterTubes:
         """Whether a policy names *tube*, or the tube has dead letters of an earlier policy among its first jobs."""
         if tube.name in self._current() or (tube.policy_counts is not None and tube.policy_counts.received):
             return True
-        firsts = [next(iter(tube.walk(state)), None) for state in (READY, DELAYED, BURIED)]
-        return any(job is not None and job.dead_letter for job in firsts)
+        for state in (READY, DELAYED, BURIED):
+            for job in tube.walk(state):
+                if job.dead_letter:
+                    return True
+                break
+        return False
 
     def count_jobs(self, is_counted: Callable[[bytes], bool]) -> int:
         """Return the number of jobs in the dead-letter tubes that policies name and *is_counted* selects."""
