@@ -54,18 +54,20 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
+        self._loop: Any = get_hub().loop
         self._waiting: deque[Event] = deque()
-        self._is_taken: bool = False
-        self._timer: Any = get_hub().loop.timer(YIELD_DELAY)
+        self._admitted_in: int = -1  # the iteration of the loop in which a greenlet was admitted last
+        self._timer: Any = self._loop.timer(YIELD_DELAY)
 
     def take(self) -> None:
-        """Wait until admitted. Switches if a greenlet was already admitted in this iteration."""
-        if not self._is_taken:
-            self._is_taken = True
-            self._timer.start(self._admit_next)
+        """Wait until admitted. Switches if others wait, or if a greenlet was already admitted in this iteration."""
+        if not self._waiting and self._admitted_in != self._loop.iteration:
+            self._admitted_in = self._loop.iteration
             return
         turn = Event()
         self._waiting.append(turn)
+        if not self._timer.active:
+            self._timer.start(self._admit_next)
         try:
             with yielding():
                 turn.wait()
@@ -76,7 +78,8 @@ class FairQueue:
 
     def _admit_next(self) -> None:
         """Admit the greenlet that has waited longest. A semaphore would let later arrivals pass it."""
-        self._is_taken = bool(self._waiting)
         if self._waiting:
+            self._admitted_in = self._loop.iteration
             self._waiting.popleft().set()
+        if self._waiting:
             self._timer.start(self._admit_next)

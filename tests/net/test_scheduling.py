@@ -49,6 +49,14 @@ def test_one_greenlet_is_admitted_per_loop_iteration(rounds: list[int]) -> None:
     assert [number for _, number in admitted] == list(range(MANY))
 
 
+def test_turn_that_is_free_costs_no_iteration(rounds: list[int]) -> None:
+    turns, before = FairQueue(), rounds[0]
+    for _ in range(MANY):
+        gevent.idle()
+        turns.take()
+    assert rounds[0] - before <= MANY + 1
+
+
 def test_greenlets_are_admitted_in_order() -> None:
     turns = FairQueue()
     admitted: list[int] = []
