@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
+from unittest import TestCase
 from unittest.mock import patch
 
 import pytest
@@ -470,16 +471,18 @@ class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
-@pytest.mark.pure
-class TestBrokerWithTubeSetsOfTwo(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
-    """Clients share tube sets. The compiled build inlines MANY_TUBES."""
-
-    settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+class WithTubeSets(TestCase):
+    """Clients that watch two tubes share tube sets. The compiled build inlines MANY_TUBES: mark the test `pure`."""
 
     def setUp(self) -> None:
         patched = patch.object(reserving, "MANY_TUBES", 2)
         patched.start()
         self.addCleanup(patched.stop)
+
+
+@pytest.mark.pure
+class TestBrokerWithTubeSetsOfTwo(WithTubeSets, BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
+    settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.pure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, assume, settings
@@ -14,12 +13,23 @@ from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.operations import connecting, editing, policy_changes, putting, reserving
+from greenstalk_server.core.operations import connecting, editing, policy_changes, putting
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from tests.core.model import Tie
 from tests.core.policy_model import ModelLimits, PolicyModel
-from tests.core.test_machine import CLIENTS, COUNTED, DELAYS, JOBS, MAYBE, PICKS, PRIS, TTRS, BrokerMachine
+from tests.core.test_machine import (
+    CLIENTS,
+    COUNTED,
+    DELAYS,
+    JOBS,
+    MAYBE,
+    PICKS,
+    PRIS,
+    TTRS,
+    BrokerMachine,
+    WithTubeSets,
+)
 from tests.support.world import EDITS, START, FullJournal, World, slots
 
 TUBES = st.sampled_from(["default", "a", "b", "d"])
@@ -414,12 +424,5 @@ class TestPoliciesWithLimits(LimitedMachine.TestCase):  # type: ignore[misc, val
 
 
 @pytest.mark.pure
-class TestPoliciesWithTubeSets(PolicyMachine.TestCase):  # type: ignore[misc, valid-type]
-    """Clients that watch two tubes share tube sets. The compiled build inlines MANY_TUBES."""
-
+class TestPoliciesWithTubeSets(WithTubeSets, PolicyMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = SETTINGS
-
-    def setUp(self) -> None:
-        patched = patch.object(reserving, "MANY_TUBES", 2)
-        patched.start()
-        self.addCleanup(patched.stop)

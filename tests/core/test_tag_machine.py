@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TypeAlias
-from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.operations import reserving, ticking
+from greenstalk_server.core.operations import ticking
 from greenstalk_server.protocol.extended_stats import group_stats
 from tests.core.tag_model import TagJob, TagModel, is_held
-from tests.core.test_machine import DELAYS, PICKS, PRIS, TUBES, BrokerMachine
+from tests.core.test_machine import DELAYS, PICKS, PRIS, TUBES, BrokerMachine, WithTubeSets
 from tests.support.world import START
 
 Drawn: TypeAlias = tuple[str, int, int, tuple[str, int, str, int, str, str]]
@@ -116,12 +115,5 @@ class TestTags(TagMachine.TestCase):  # type: ignore[misc, valid-type]
 
 
 @pytest.mark.pure
-class TestTagsWithTubeSets(TagMachine.TestCase):  # type: ignore[misc, valid-type]
-    """Clients that watch two tubes share tube sets. The compiled build inlines MANY_TUBES."""
-
+class TestTagsWithTubeSets(WithTubeSets, TagMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = SETTINGS
-
-    def setUp(self) -> None:
-        patched = patch.object(reserving, "MANY_TUBES", 2)
-        patched.start()
-        self.addCleanup(patched.stop)
