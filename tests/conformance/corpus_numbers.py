@@ -99,28 +99,6 @@ a> stats-job {1}
 a> put 0 4294967295 0 1\r\nx
 a> stats-job {1}
 
-== put-missing-numbers
-a> put 0 0 60
-a> put 0 0
-a> put 0
-a> put\x20
-a> put
-a> list-tube-used
-
-== put-without-any-space
-a> put0 0 60 1
-a> put,0 0 60 1
-a> list-tube-used
-
-== put-numbers-joined-by-a-tab
-a> put 0\t0\t60\t1
-a> put 0 0 60\t1
-a> list-tube-used
-
-== put-comma-separated
-a> put 0,0,60,1
-a> list-tube-used
-
 == kick-bound-zero
 a> kick 0
 a> kick 00
@@ -185,54 +163,16 @@ a> kick 18446744073709551616
 a> kick 99999999999999999999
 a> kick {9*50}
 
-== kick-bound-without-digits
-a> kick\x20
-a> kick x
-a> kick -
-a> kick +
-a> kick +-1
-a> kick - 1
-a> kick \x20\x20
-a> kick .5
-a> kick \x801
-
 == kick-refused-does-not-count
 a> kick x
 a> kick 18446744073709551616
 a> kick 1x
 a> stats
 
-== kick-alone
-a> kick
-a> kick1
-
-== reserve-with-timeout-zero
-a> reserve-with-timeout 0
-a> reserve-with-timeout 00
-a> reserve-with-timeout  0
-a> reserve-with-timeout {0*150}
-
-== reserve-with-timeout-trailing-garbage-is-ignored
-a> reserve-with-timeout 0x
-a> reserve-with-timeout 0 5
-a> reserve-with-timeout 0\x20
-a> reserve-with-timeout 0.x
-a> reserve-with-timeout 0\t
-
 == reserve-with-timeout-without-a-number
 a> reserve-with-timeout\x20
 a> reserve-with-timeout x
 a> reserve-with-timeout \x20\x20
-
-== reserve-with-timeout-without-anything
-a> reserve-with-timeout
-a> reserve-with-timeoutx
-a> reserve-with-timeout0
-
-== reserve-with-timeout-minus-zero
-a> reserve-with-timeout -0
-a> reserve-with-timeout  -00
-a> reserve-with-timeout -0x
 
 == reserve-with-timeout-plus-and-space
 a> reserve-with-timeout +0
@@ -276,10 +216,6 @@ a> stats
 a> reserve-with-timeout -4294967296
 a> reserve-with-timeout -9223372036854775808
 
-== reserve-with-timeout-below-i64
-a> reserve-with-timeout -9223372036854775809
-a> reserve-with-timeout -{9*50}
-
 == reserve-with-timeout-largest
 a>> reserve-with-timeout 2147483647
 a quiet
@@ -293,44 +229,10 @@ a quiet
 == reserve-with-timeout-beyond-u32
 a> reserve-with-timeout 4294967296
 
-== reserve-with-timeout-beyond-u64
-a> reserve-with-timeout 18446744073709551616
-a> reserve-with-timeout {9*50}
-
 == reserve-with-timeout-refused-does-not-count
 a> reserve-with-timeout
 a> reserve-with-timeout 99999999999999999999
 a> stats
-
-== pause-tube-spaces-before-the-name
-a> pause-tube  default 0
-a> pause-tube      default 0
-
-== pause-tube-no-space-before-the-name
-a> pause-tubedefault 0
-a> pause-tubedefault
-a> pause-tubenope 0
-
-== pause-tube-spaces-before-the-delay
-a> pause-tube default  0
-a> pause-tube default      0
-
-== pause-tube-no-space-before-the-delay
-a> pause-tube default
-a> pause-tube default\x20
-a> pause-tube default0
-a> pause-tube 0
-
-== pause-tube-nothing-may-follow-the-delay
-a> pause-tube default 0\x20
-a> pause-tube default 0 0
-a> pause-tube default 0x
-a> pause-tube default 0\t
-
-== pause-tube-without-arguments
-a> pause-tube
-a> pause-tube\x20
-a> pause-tube  \x20
 
 == pause-tube-refused-delay-does-not-count
 a> pause-tube default x

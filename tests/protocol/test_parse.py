@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable
 
 import pytest
@@ -18,7 +19,7 @@ from tests.support.talk import Talk
 pytestmark = pytest.mark.each_build
 
 NAME_200 = b"n" * 200
-EVERY_NAME_BYTE = b"ABCXYZabcxyz0189-+/;.$_()"
+EVERY_NAME_BYTE = (string.ascii_letters + string.digits + "-+/;.$_()").encode()
 
 
 def parse(line: bytes) -> Command:
@@ -63,7 +64,10 @@ COMMANDS: dict[bytes, Command] = {
     b"reserve-with-timeout -1x": (b"reserve-with-timeout", None),
     b"reserve-with-timeout -1 5": (b"reserve-with-timeout", None),
     b"reserve-with-timeout -2147483648": (b"reserve-with-timeout", None),
-    b"reserve-with-timeout -0": (b"reserve-with-timeout", 0),
+    **{
+        b"reserve-with-timeout" + zero: (b"reserve-with-timeout", 0)
+        for zero in (b" -0", b"  -00", b" -0x", b"  0", b" 00", b" " + b"0" * 150, b" 0 ", b" 0\t", b" 0.x")
+    },
     b"reserve-job 5": (b"reserve-job", 5),
     b"delete 18446744073709551615": (b"delete", 2**64 - 1),
     b"delete   0005": (b"delete", 5),
@@ -93,7 +97,7 @@ COMMANDS: dict[bytes, Command] = {
     b"stats-job 5": (b"stats-job", 5),
     b"stats-tube a": (b"stats-tube", b"a"),
     b"use a": (b"use", b"a"),
-    b"use " + NAME_200: (b"use", NAME_200),
+    **{verb + b" " + NAME_200: (verb, NAME_200) for verb in (b"use", b"watch", b"ignore", b"stats-tube")},
     b"use " + EVERY_NAME_BYTE: (b"use", EVERY_NAME_BYTE),
     b"watch a": (b"watch", b"a"),
     b"ignore a": (b"ignore", b"a"),
@@ -105,7 +109,7 @@ COMMANDS: dict[bytes, Command] = {
     b"quit now": (b"quit",),
     b"pause-tube a 5": (b"pause-tube", b"a", 5 * SECOND, True),
     b"pause-tube   a   05": (b"pause-tube", b"a", 5 * SECOND, True),
-    b"pause-tubedefault 0": (b"pause-tube", b"default", 0, True),
+    b"pause-tubedefault  0": (b"pause-tube", b"default", 0, True),
     b"pause-tube a5 0": (b"pause-tube", b"a5", 0, True),
     b"pause-tube -a 5": (b"pause-tube", b"-a", 5 * SECOND, False),
     b"pause-tube " + NAME_200 + b" 0": (b"pause-tube", NAME_200, 0, True),
@@ -194,14 +198,18 @@ UNKNOWN = [
     b"", b" ", b"\n", b" stats", b"STATS", b"Put 0 0 0 0", b"hello", b"stat", b"put", b"put\t0 0 0 0", b"putx 0 0 0 0",
     b"use", b"use\ta", b"watch", b"ignore", b"delete", b"delete\t5", b"release", b"bury", b"kick", b"kick-job",
     b"kick-jobs", b"touch", b"touch5", b"peek", b"peekx", b"peek-", b"peek-foo 1", b"peek\t5", b"reserv", b"list",
-    b"list-tube", b"pause", b"pause-tub a 0", b"qui",
+    b"list-tube", b"pause", b"pause-tub a 0", b"qui", b"peek-read", b"peek-job 1", b"peek-held", b"put0 0 60 1",
+    b"put,0 0 60 1", b"kick1",
 ]  # fmt: skip
 
 BARE_VERB_PREFIXES = [
     b"reservex", b"reserve ", b"reserve 0", b"reserve-job", b"reserve-foo 1", b"reserve-with-timeout",
     b"reserve-with-timeout\t5", b"stats ", b"statsx", b"stats-foo", b"stats-tube", b"stats-job", b"list-tubes ",
     b"list-tubesx", b"list-tube-usedx", b"list-tubes-watched ", b"peek-ready ", b"peek-readyx", b"peek-delayed 1",
-    b"peek-buriedx",
+    b"peek-buriedx", b"reserve-", b"reserve-jobs 1", b"reserve-with-time 0", b"reserve-with-timeoutx",
+    b"reserve-with-timeout0", b"stats-", b"stats default", b"stats-jobx 1", b"stats-tubes default", b"list-tubes-",
+    b"list-tubes-watch", b"list-tubes 1", b"list-tube-used ", b"list-tube-used x", b"list-tubes-watchedx",
+    b"list-tubes-watched x", b"peek-ready 1", b"peek-delayedx", b"peek-delayed ", b"peek-buried ", b"peek-buried 1",
 ]  # fmt: skip
 """Lines that begin with a verb without arguments, and are malformed."""
 
@@ -209,14 +217,17 @@ BAD_NUMBERS = [
     b"put ", b"put 0", b"put 0 0 0", b"put a 0 0 0", b"put 0 a 0 0", b"put 0 0 a 0", b"put 0 0 0 a", b"put -1 0 0 0",
     b"put +1 0 0 0", b"put 0 0 0 -1", b"put 0x10 0 0 0", b"put 1.5 0 0 0", b"put 5a 0 0 0", b"put 0\t0 0 0",
     b"put \t0 0 0 0", b"put 0 0 0 \t0", b"put 4294967296 0 0 0", b"put 0 4294967296 0 0", b"put 0 0 4294967296 0",
-    b"put 0 0 0 4294967296", b"put 0 0 0 4294967296 x",
+    b"put 0 0 0 4294967296", b"put 0 0 0 4294967296 x", b"put 0 0", b"put 0 0\t0 1", b"put 0 0 60\t1", b"put 0,0,60,1",
     b"release ", b"release 1", b"release 1 2", b"release 1 2 3 ", b"release 1 2 3 4", b"release a 2 3",
     b"release 1 -2 3", b"release 18446744073709551616 2 3", b"release 1 4294967296 3", b"release 1 2 4294967296",
     b"bury ", b"bury 1", b"bury 1 2 ", b"bury 1 2 3", b"bury 1 -2", b"bury 1 4294967296",
     b"bury 18446744073709551616 2",
-    b"kick ", b"kick a", b"kick x5", b"kick -", b"kick + 5", b"kick 18446744073709551616",
+    b"release 1 2 3 4 5", b"bury 1 2\t",
+    b"kick ", b"kick a", b"kick x5", b"kick -", b"kick + 5", b"kick 18446744073709551616", b"kick +", b"kick +-1",
+    b"kick - 1", b"kick   ", b"kick .5", b"kick \x801",
     b"reserve-with-timeout ", b"reserve-with-timeout a", b"reserve-with-timeout -", b"reserve-with-timeout \t5",
     b"reserve-with-timeout 2147483648", b"reserve-with-timeout -2147483649", b"reserve-with-timeout +1",
+    b"reserve-with-timeout 18446744073709551616", b"reserve-with-timeout -9223372036854775809",
     b"reserve-with-timeout --1", b"reserve-with-timeout - 1", b"reserve-with-timeout -\t1", b"reserve-with-timeout -x",
 ]  # fmt: skip
 
@@ -232,14 +243,15 @@ BAD_NAMES = [
     verb + rest
     for verb in [verb.name for verb in VERBS if verb.arguments == "<tube>"]
     for rest in (
-        b" ", b"  a", b" a ", b" a b", b" -a", b" a\tb", b" \xe9", b" a\nb", b" a*b", b" " + NAME_200 + b"n",
+        b" ", b"  a", b" a ", b" a b", b" -a", b" a\tb", b" \ta", b" a\t", b" a\nb", b" " + NAME_200 + b"n",
     )
 ]  # fmt: skip
 
 BAD_PAUSES = [
     b"pause-tube", b"pause-tube ", b"pause-tubes", b"pause-tube a", b"pause-tube a ", b"pause-tube a x",
     b"pause-tube a 5 ", b"pause-tube a 5 6", b"pause-tube a -1", b"pause-tube a 4294967296", b"pause-tube a\t5",
-    b"pause-tube * 5", b"pause-tube a* 5", b"pause-tube 5", b"pause-tube a5", b"pause-tube -5",
+    b"pause-tube * 5", b"pause-tube a* 5", b"pause-tube 5", b"pause-tube a5", b"pause-tube -5", b"pause-tube a 0x",
+    b"pause-tube a 0\t", b"pause-tube   ", b"pause-tubea",
 ]  # fmt: skip
 
 WITH_NUL = [b"\0", b"stats\0", b"hello\0", b"put 0 0 0\0 0", b"use a\0b"]
@@ -262,6 +274,14 @@ def errors(lines: Iterable[bytes]) -> dict[bytes, type[ProtocolError] | None]:
 def test_well_formed_line_is_a_command() -> None:
     for _ in range(2):  # a cached command is the same
         assert {line: parse(line) for line in COMMANDS} == COMMANDS
+
+
+def test_name_has_letters_digits_and_some_other_bytes_and_does_not_begin_with_a_hyphen() -> None:
+    names = [b"%c" % byte for byte in range(256)]
+    found = errors([b"use " + name for name in names] + [b"use a" + name for name in names])
+    accepted = {line.removeprefix(b"use ") for line, error in found.items() if error is None}
+    expected = {b"%c" % byte for byte in EVERY_NAME_BYTE}
+    assert accepted == expected - {b"-"} | {b"a" + name for name in expected}
 
 
 def test_line_without_a_known_verb_is_an_unknown_command() -> None:
