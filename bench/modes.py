@@ -1,6 +1,6 @@
 """The modes: each names a load, the server's options, what is measured, and the targets.
 
-Modes are data: to add a comparison, add a mode to one of the suites. No other code changes.
+Modes are data: to add a comparison, only add a mode to one of the suites.
 """
 
 from collections.abc import Iterable

@@ -101,7 +101,7 @@ def _run_within_memory(command: Command) -> int:
 
 
 def _run_command(command: Command) -> int:
-    """Run *command*, any except Options, which serves; return the exit code."""
+    """Run *command*, which may be any but Options; return the exit code."""
     match command:
         case Information(text):
             print(text, end="")

@@ -101,7 +101,10 @@ class Journal(Protocol):
         """
 
     def expire_reservation(self, job: Job) -> None:
-        """Record that the reservation of *job* ended without a command, as its last event says. No reply waits."""
+        """Record that the reservation of *job* ended without a command, as its last event says.
+
+        No reply waits for this record.
+        """
 
     def delete(self, job: Job) -> None:
         """Record that *job* is deleted."""

@@ -173,7 +173,7 @@ class Reader:
     def entries(self, next_id: int) -> Iterator[Pause | Policy | Key | Job]:
         """Yield all entries, jobs last; return at the end of a complete archive with the right checksum.
 
-        *next_id* is that of the head.
+        *next_id* comes from the head of the archive.
         """
         count, last_id = self.count, 0
         while True:

@@ -276,8 +276,7 @@ class Maintenance:
             for segment in self._to_remove:
                 self.error_message = f"cannot remove {name_of(segment.number)}: %s; its space stays in use"
                 remove(self._files, segment)
-                # Otherwise a crash could undo this removal but not that of the next segment: a JOB would return without
-                # its DELETE.
+                # Otherwise a crash could undo this removal but not the next one: a JOB would return without its DELETE.
                 self._sync_directory()
                 self.not_removed.remove(segment)
             for segment in self._to_create:

@@ -71,7 +71,7 @@ class Compaction:
 
     @property
     def is_over_bound(self) -> bool:
-        """Whether the directory exceeds OVERHEAD times the live bytes and three segments, and can shrink.
+        """Whether the directory can shrink, and is larger than OVERHEAD times the live bytes plus three segments.
 
         It can shrink while a segment waits to be removed, or compaction is due.
         """
@@ -109,7 +109,7 @@ class Compaction:
         return self._note_copied(oldest, self._log.add_entry(entry))
 
     def _note_copied(self, oldest: Segment, size: int) -> int:
-        """Count a copy of *size* bytes of a record of *oldest*; return *size*."""
+        """Count the copy of a record of the segment *oldest*, which takes *size* bytes; return *size*."""
         oldest.copied += size
         self._log.outstanding += size
         self._log.current.pending_copies += size

@@ -520,7 +520,7 @@ class Connection(Handler):
             gevent.kill(self._greenlet)
 
     def close(self) -> None:
-        """Close the socket and disconnect the client. Call it once, last. Does not switch."""
+        """Close the socket and disconnect the client. This must be the last call, and the only one. Does not switch."""
         self._state = CLOSED  # the poller may still have it in its queue
         self._poller.remove(self._fd)
         if self._greenlet is not None:

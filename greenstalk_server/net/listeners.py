@@ -276,7 +276,7 @@ def _ip(address: Any) -> IPv4Address | IPv6Address:
 def _bind(target: _Target, opened: Sequence[Listener]) -> socket.socket | Listener:
     """Return a socket at the first address of *target* that can be bound, or the one of *opened* that covers it.
 
-    Raise StartError if no address can be bound, or if only one of *target* and the one that covers it uses TLS.
+    Raise StartError if no address can be bound, or if a socket covers *target* and only one of the two uses TLS.
     """
     failure: Exception | None = None
     for family, address in target.addresses:

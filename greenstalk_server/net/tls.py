@@ -5,7 +5,7 @@ read for as long as the peer sends records without data, such as KeyUpdate, and 
 each `recv` reads up to `RECV_SIZE` bytes and passes them to OpenSSL.
 
 Only the kernel announces input to the event loop. Invariant: a TlsSocket buffers no input except an incomplete record.
-A `recv` returns the data of all records that the bytes complete. The handshake leaves the input that follows it in the
+A `recv` returns the data of every record that is then complete. The handshake leaves the input that follows it in the
 kernel. The end of TLS is announced like the end of a plain socket.
 
 TLS 1.2 and 1.3, without renegotiation and compression, with OpenSSL's default ciphers.

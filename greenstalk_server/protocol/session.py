@@ -178,7 +178,7 @@ class Session(SessionState):
         return self._serve(self._rest, self._position, out, now, limit)
 
     def close(self, now: int) -> None:
-        """Disconnect the client, and set `cost`. Call it exactly once, last."""
+        """Disconnect the client, and set `cost`. Call this exactly once, after all other methods."""
         client = self.client
         left = min(len(client.reserved) + len(client.watched), 2 * SLICE)
         self.cost = CLOSE_COST + self.reserve_cost + DISCONNECT_COST * left

@@ -22,7 +22,7 @@ class Stream(Protocol):
         """Return the next piece, which is empty at the end."""
 
     def close(self) -> None:
-        """Free the resources of the stream. Call it exactly once, last."""
+        """Free the resources of the stream. Call this exactly once, after all other methods."""
 
 
 class BodyStream:

@@ -338,7 +338,7 @@ def test_idle_connections_closed_by_the_server_are_replaced(caplog: pytest.LogCa
                 eventually(lambda: is_empty(queue), "all jobs are deleted")
                 with Client(address) as other:
                     deadline = time.monotonic() + TIMEOUT
-                    while other.stats()["current-connections"] > 3:  # the worker's, queue and other
+                    while other.stats()["current-connections"] > 3:  # one of the worker, `queue` and `other`
                         assert time.monotonic() < deadline
                         queue.using()  # this one is not idle
                         time.sleep(0.1)

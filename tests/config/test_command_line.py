@@ -643,7 +643,7 @@ def test_size_with_a_wrong_unit_is_refused(text: str) -> None:
 
 
 UNITS = {"sync_interval_ns": (10**6, 1), "lease_ns": (10**9, 1)}
-"""By field: the unit of a plain number in units of the field, and the unit of the field in nanoseconds."""
+"""By field: the value of the field for a plain `1`, and the nanoseconds per unit of the field."""
 
 
 @pytest.mark.parametrize(

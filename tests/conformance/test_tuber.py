@@ -4,7 +4,7 @@ beanstalkd has no tags, so the other tests of this package cannot compare them w
 tuber's protocol that its clients depend on. Those of tuber's other commands are in differences.py.
 
 In a transcript, `>` is a line that the client sends and `<` one that it receives; both end with CRLF, and a backslash
-with an n is a line feed. `b>` and `b<` are those of a second connection. Time passes only while a line is awaited.
+with an n is a line feed. `b>` and `b<` belong to a second connection. Time passes only while a line is awaited.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fuzz archives, generated line by line; some have a correct checksum whatever their content.
 
-Checked: an import raises nothing but StartError, and then leaves nothing behind; or a start on the imported journal
-keeps the invariants and accepts puts and other commands, and an export of it has the same jobs.
+An import must either raise StartError and leave nothing behind, or succeed. If it succeeds, a start on the imported
+journal keeps the invariants and accepts puts and other commands, and an export of it has the same jobs.
 """
 
 from __future__ import annotations

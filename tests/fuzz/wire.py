@@ -343,7 +343,7 @@ class Wire(BrokerListener):
         if EDITS[done] == "DONE" and body is not None:
             self.oracle.edited(id, body)
             if any(talker.session.is_woken for talker in self.talkers):
-                self.oracle.give_up()  # the broker has no bodies, and a client may get the former one
+                self.oracle.give_up()  # the broker has no bodies: a client may still get the former one
         if self.oracle.model is not None:
             named = tube.decode() if tube is not None else None
             assert self.oracle.model.edit_job(id, named, pri, delay, ttr, is_forced) == EDITS[done]

@@ -1,7 +1,7 @@
 """Expensive work does not starve other clients. The tests count their turns, and measure no time.
 
-The server and its clients share one loop, and their sockets deliver at once: so how often the loop looks at its sockets
-while something takes long does not depend on how fast the machine is, nor on what else it does.
+The server and its clients share one loop, and their sockets deliver at once. So the number of turns that the loop makes
+during expensive work does not depend on the speed or the load of the machine.
 """
 
 from __future__ import annotations

@@ -408,7 +408,7 @@ def test_shuffled_truncated_and_repeated_records_are_read_without_an_exception(p
 
 
 def _record_ends(version: int) -> list[int]:
-    """Return the offset of the end of each record of the sample, after that of the file's header."""
+    """Return the offset of the end of the file's header, then of each record of the sample."""
     names = {1: b"default", 2: b"a-tube", 3: b"/x;y.$_()+-0", 4: b"default", 5: b"default", 6: b"t"}
     bodies = {1: 0, 2: 8, 3: 4, 4: 5, 5: 7, 6: 5}
     shortest = LENGTH[version].size + FIELDS[version].size

@@ -391,7 +391,7 @@ class RecordingJournalWriter(JournalWriter):
         return sum(size for _, size in self._log.entries.values())
 
     def check_live_bytes(self) -> None:
-        """Assert that the counts of live bytes of all segments are those of the records in them."""
+        """Assert that the counts of live bytes of all segments match the records in them."""
         counts = dict.fromkeys(self._log.segments, 0)
         places = [(job.segment, recorded_size(job)) for job in self._log.jobs.values()]
         for number, size in [*places, *self._log.entries.values()]:

@@ -31,7 +31,7 @@ from tests.support.world import make_broker
 MAX_JOB_SIZE: Final = 2_000_000
 
 BATCHES: Final = 12
-"""Batches of commands of each connection: those of a batch are sent before the first of them is answered."""
+"""Batches of commands of each connection. All commands of a batch are sent before the first of them is answered."""
 
 TUBES: Final = b"".join(b"watch %0190d\r\n" % number for number in range(500))
 """Commands after which the list of the watched tubes is larger than a slice of output."""

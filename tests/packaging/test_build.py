@@ -120,7 +120,7 @@ def test_variable_selects_the_sources_of_a_compiled_build(tree: Tree) -> None:
         assert daemon.first_lines.splitlines()[0].partition(",")[0].endswith(" (pure Python)")
         code, said = daemon.stop()
     assert code == 0
-    assert "pure Python" not in said  # it is on purpose
+    assert "pure Python" not in said  # no warning, since the user selected it
 
 
 @pytest.mark.parametrize("module", ["core/broker", "protocol/access"], ids=["compiled", "inlined"])

@@ -2,7 +2,7 @@
 
 A new interpreter takes 0.2 to 0.5 s of CPU to import the program; a fork takes a few milliseconds. The fork has its own
 arguments, environment, directory, streams and signals, and is a child of the process that starts it, as after an exec;
-only /proc/PID/environ and /proc/PID/cmdline are those of the parent.
+only /proc/PID/environ and /proc/PID/cmdline show the parent's values.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Browser:
 
     @contextmanager
     def tab(self, home: str, width: int = 1280, **options: Any) -> Iterator[Tab]:
-        """Open a tab for pages of *home*; *options* are those of a Playwright context."""
+        """Open a tab for pages of *home*; *options* are passed to the Playwright context."""
         context = self._chromium.new_context(viewport={"width": width, "height": 800}, **options)
         context.set_default_timeout(TIMEOUT_MS)
         try:

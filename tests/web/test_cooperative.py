@@ -171,7 +171,7 @@ def test_time_of_other_processes_is_not_work_of_others(clock: FakeTime) -> None:
         (False, False, 2 * SLICE, False),
         (True, True, 2 * SLICE, False),
         (False, True, 2 * SLICE, True),
-        (False, False, 5 * SLICE, True),  # it may have switched, so that most of the time was that of others
+        (False, False, 5 * SLICE, True),  # it may have switched, and others may have used most of the time
     ],
 )
 def test_slices_of_requests_are_work_of_others_only_outside_of_requests(

@@ -42,7 +42,7 @@ def sheet(name: str) -> str:
 
 
 def colors() -> dict[str, tuple[str, str]]:
-    """Return the colours of the tokens by name: that of the light and that of the dark theme."""
+    """Return the colours of the tokens by name, each as a pair: light theme, dark theme."""
     found = re.findall(r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\);", sheet(TOKENS))
     return {name: (light, dark) for name, light, dark in found}
 

@@ -195,7 +195,7 @@ def test_hours_and_minutes_after_days(driver: HistoryDriver) -> None:
 
 
 def test_span_of_a_day_or_a_week_ago(driver: HistoryDriver) -> None:
-    """Minutes of the day before are exact for the hour; for the day they are those of each hour."""
+    """A day ago, the minutes of one hour are exact; for a whole day, each minute has the rate of its hour."""
     mail = driver.worker("mail")
     for hour in range(49):
         driver.put(mail, 3600 + hour)

@@ -166,7 +166,7 @@ def test_response_of_another_form_is_an_error(
     found = status(listed({"url": other.url}))
     assert (found["state"], found["figures"]) == ("unreachable", None)
     assert found["problem"] in (
-        "the response is not that of a Greenstalk Server of this version",
+        "the response does not come from a Greenstalk Server of this version",
         "the response is too long",
     )
 

@@ -104,7 +104,7 @@ def test_dashboard_renders_from_the_cache(path: Path, queue: Queue) -> None:
 
 def test_cache_that_an_installation_has_written_serves_the_first_start(tmp_path: Path) -> None:
     environ = environment(PYTHONPYCACHEPREFIX=str(tmp_path), PYTHONDONTWRITEBYTECODE="")
-    Path(f"{tmp_path}{PACKAGE}").mkdir(parents=True)  # Python makes that of the link in a checkout instead
+    Path(f"{tmp_path}{PACKAGE}").mkdir(parents=True)  # in a checkout, Python makes the directory of the link instead
     command = [sys.executable, "-m", "greenstalk_server.web.compile_templates"]
     subprocess.run(command, cwd=REPOSITORY, env=environ, check=True, timeout=TIMEOUT)
     (written,) = tmp_path.rglob("templates.*.cache")

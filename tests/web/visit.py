@@ -27,7 +27,7 @@ AXE_VIOLATIONS = """axe.run(document, {
         resultTypes: ['violations'], selectors: false, rules: { 'target-size': { enabled: true } },
     })
     .then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
-"""Returns the broken rules and their elements. The options omit unused results: an eighth of the CPU time."""
+"""Returns the broken rules and their elements. The options omit unused results, which saves CPU time."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A dashboard whose texts are as long as they can be: `python -m tests.web.wide`. It serves as tests.web.served does.
 
-Its queue is that of tests.web.aged, with names of 200 characters and with large numbers.
+It has the queue of tests.web.aged, but with names of 200 characters and with large numbers.
 """
 
 from __future__ import annotations

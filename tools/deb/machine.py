@@ -87,13 +87,13 @@ class Machine:
         return f"/root/{file.name}"
 
     def run(self, command: str) -> str:
-        """Run *command* with sh as root; return its output, with that to stderr."""
+        """Run *command* with sh as root; return its output, including stderr."""
         code, output = self.try_run(command)
         assert code == 0, f"{command}: exit code {code}: {output}"
         return output
 
     def try_run(self, command: str) -> tuple[int, str]:
-        """Run *command* with sh as root; return its exit code and output, with that to stderr."""
+        """Run *command* with sh as root; return its exit code and output, including stderr."""
         if not (systemd := self._systemd()):
             return 1, "the machine has no process yet"
         enter = ("nsenter", "--target", str(systemd[0]), *NAMESPACES, "--root", "--wd", "sh", "-c", command)

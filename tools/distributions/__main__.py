@@ -37,7 +37,7 @@ def main(names: list[str]) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
     os.environ["SOURCE_DATE_EPOCH"] = str(commit_time())
-    os.environ["PYTHONHASHSEED"] = "0"  # mypyc writes C code in the order of sets
+    os.environ["PYTHONHASHSEED"] = "0"  # mypyc writes C code in the iteration order of sets
     os.environ.pop("PYTHONPATH", None)  # so that an installation does not import this checkout
     pythons = interpreters(names or CANDIDATES)
     if not pythons:

@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="play only scenarios whose names contain one of these words")
     words = parser.parse_args().words
     if not BUILD.is_compiled:
-        print("hostile: this measures the pure build; make compiled builds the other one", file=sys.stderr)
+        print("hostile: this measures the pure build; `make compiled` builds the compiled one", file=sys.stderr)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))
     print(f"{'CPU time in ms, lower is better':52}{'iteration':>10}{'delay':>10}")

@@ -27,7 +27,7 @@ Play = Generator[None, None, None]
 
 
 def disconnect_with_jobs(target: Target) -> Play:
-    """One client disconnects that holds many jobs."""
+    """A client that holds many jobs disconnects."""
     client = target.connect()
     _put(client, MANY)
     _reserve(client, MANY)

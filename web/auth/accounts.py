@@ -52,7 +52,7 @@ MAX_PASSWORD_LENGTH: Final = 1000
 class Account:
     """A verified identity.
 
-    name            the user name. With a shared password, the principal chooses it.
+    name            the user name. With a shared password, users may enter any name.
     roles           names of its roles.
     source          the kind of its credential: `admin password`, `user`, `OpenID Connect`.
     """

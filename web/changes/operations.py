@@ -53,7 +53,8 @@ SAVED_SLICE: Final = 64
 """Jobs that a kick or a clear saves and changes between two yields to the event loop: two milliseconds of work."""
 
 MAX_MEASURED: Final = 1000
-"""Jobs whose sizes are added up to tell whether a clear can be undone. For more, the whole tube counts."""
+"""Maximum jobs whose sizes are added up to tell whether a clear can be undone. With more, the size of the whole tube is
+used."""
 
 MAX_REASON_LENGTH: Final = 200
 """Characters in the reason for a pause."""

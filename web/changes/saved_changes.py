@@ -54,7 +54,7 @@ MAX_SHOWN: Final = 100
 """Changes in a list."""
 
 PART_SIZE: Final = 2**15
-"""Bytes of jobs after which a part ends. To read it takes less than two milliseconds, unless a job is larger."""
+"""Bytes of jobs after which a part ends. Reading a part takes less than two milliseconds, unless a job is larger."""
 
 PARTS_TOGETHER: Final = 32
 """Parts that are written and read together: a megabyte, unless a job is larger."""

@@ -37,8 +37,8 @@ MAX_PAUSE: Final = 0.1
 """Maximum seconds of a pause, unless CROWD is exceeded."""
 
 MAX_IDLE_CPU: Final = 0.0001
-"""CPU seconds that others use at most during a yield while they have no work. Elapsed time would include that of other
-processes, and then long work would pause on a loaded machine although nobody waits for this process.
+"""CPU seconds that others use at most during a yield while they have no work. Elapsed time would include the time of
+other processes. Long work would then pause on a loaded machine although nobody waits for this process.
 """
 
 MAX_COUNTED_SLICE: Final = 2 * SLICE

@@ -1,8 +1,8 @@
 """The compiled templates, kept in `__pycache__` between starts: compiling all of them takes 0.2 s of CPU.
 
 The cache is one file beside the compiled modules of the package `web`. A missing, damaged, or outdated file is ignored.
-If the file cannot be written, the next start compiles the templates again. A compiled wheel has the file. To write it
-in another installation where the server's user may not:
+If the file cannot be written, the next start compiles the templates again. A compiled wheel has the file. In another
+installation, if the server's user may not write the file, create it with:
 
     python -P -m greenstalk_server.web.compile_templates
 """

@@ -135,7 +135,8 @@ class Topic:
     def message_since(self, version: int, names: Names) -> bytes:
         """Return the event that leads from the state *version* to the newest one; empty if that is the newest.
 
-        *names* are those of the state *version*. The event is kept, since most streams of a topic sent the same state.
+        *names* are the names in the state *version*. The event is kept, since most streams of a topic sent the same
+        state.
         """
         if version == self.version:
             return b""

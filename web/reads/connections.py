@@ -28,10 +28,10 @@ MAX_FILTER_LENGTH: Final = 200
 """Characters of a filter: the length of the longest tube name."""
 
 MAX_TUBES_NAMED: Final = 10
-"""Watched tubes that `tube_names` names."""
+"""Maximum watched tubes in the result of `tube_names`."""
 
 MAX_TUBES_IN_ROW: Final = 3
-"""Watched tubes that a row of a list names."""
+"""Maximum watched tubes in a row of a list."""
 
 MAX_JOBS_LISTED: Final = 100
 """Held jobs that the details of one connection list."""

@@ -1,1 +1,1 @@
-"""The tables of the configuration file: parsed settings of the dashboard, which the dashboard imports too."""
+"""The tables of the configuration file that set up the dashboard; the dashboard imports these modules too."""

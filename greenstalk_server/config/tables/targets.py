@@ -25,7 +25,7 @@ MAX_TIMEOUT: Final = 60 * SECOND
 
 FILE: Final = "file"
 ENVIRONMENT: Final = "env"
-"""Places of a secret."""
+"""Where the value of a secret comes from."""
 
 _MAX_NETWORKS: Final = 100
 _URL: Final = re.compile(rf"https?://[!-~]{{1,{MAX_URL}}}")

@@ -28,7 +28,7 @@ def edit_job(
     is_renewed: bool = False,
     is_forced: bool = False,
 ) -> int:
-    """Change the given fields of job *id*, all or none; its id, age and counts stay. Return an EditOutcome.
+    """Change the given fields of job *id*, all or none; it keeps its id, age and counts. Return an EditOutcome.
 
     *tube* moves the job, which keeps its state; its count of attempts restarts. After *delay*
     nanoseconds a ready or delayed job becomes ready; *delay* has no effect on a reserved or buried job. *is_renewed*

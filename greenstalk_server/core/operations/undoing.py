@@ -64,8 +64,7 @@ def revert(broker: Broker, before: Job, after: Job, body: bytes, now: int) -> in
     and neither the tags nor the other attributes.
 
     The job gets the same state as one that returns after its deletion (`undelete`), but a job that is buried before
-    and after
-    the change keeps its place. If the change moved the job, the undo can be refused for the same reasons as
+    and after the change keeps its place. If the change moved the job, the undo can be refused for the same reasons as
     `undelete`; otherwise only the journal can refuse it. A refusal changes nothing.
     """
     job = broker.jobs.get(before.id)

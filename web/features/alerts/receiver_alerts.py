@@ -1,7 +1,7 @@
 """The conditions that were sent to one receiver, and its next message. Pure: no clock, no I/O.
 
 A condition is sent when it has lasted for the receiver's `wait`, again when its severity rises, and again after each
-`repeat`. Its end is sent once, after it has been over for `resolve_after`.
+`repeat`. Its end is sent once, when the condition has been over for `resolve_after`.
 
 Invariant: a receiver has at most MAX_ALERTS alerts of each severity, and one alert about the conditions in excess.
 """
@@ -37,8 +37,9 @@ MAX_CANDIDATES: Final = 256
 """Maximum candidates for a free place that are compared in one round."""
 
 RESTORED_TIME: Final = 900 * SECOND
-"""Nanoseconds after a restart until a condition that was sent before the restart can end. Growth is measured over 15
-minutes, and some conditions have a delay, so they may still hold although they are not found earlier."""
+"""A condition that was sent before a restart does not end during the first RESTORED_TIME after it, nanoseconds. Growth
+is measured over 15 minutes, and some conditions have a delay, so they may still hold although they are not found
+earlier."""
 
 MORE: Final = "more"
 """Kind of the alert about the conditions in excess."""

@@ -452,7 +452,7 @@ class _TubeMeasures:
         return self.measure(kind, jobs, threshold, jobs, sentence)._replace(severity=FAILURE)
 
     def fact(self, kind: Kind, oldest: int, delay: int, jobs: int, sentence: str) -> Measure:
-        """Return a measure of a fact that becomes a condition after *delay* ns. *oldest* tells how bad it is."""
+        """Return a measure of a fact that becomes a condition after *delay* ns. *oldest* is its value."""
         link = Link("tube", {"tube": self.name.decode()})
         ratio = max(1.0, oldest / delay)
         value, threshold = oldest / SECOND, delay / SECOND

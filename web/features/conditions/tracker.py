@@ -9,7 +9,7 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.conditions.measures import ActiveCondition, ConditionKey, Measure
 
 CLEAR_TIME: Final = 15 * SECOND
-"""Nanoseconds without a measure, so with a value below LEAST_RATIO, until an active condition ends."""
+"""Nanoseconds without a measure after which an active condition ends; a value below LEAST_RATIO gives no measure."""
 
 
 class _Entry:

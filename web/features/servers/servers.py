@@ -264,7 +264,7 @@ def _decoded(response: Response, kind: Any) -> Any:
     try:
         return msgspec.json.decode(response.body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise RequestFailed("the response is not that of a Greenstalk Server of this version") from None
+        raise RequestFailed("the response does not come from a Greenstalk Server of this version") from None
 
 
 def _detail(response: Response) -> str:

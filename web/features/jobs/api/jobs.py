@@ -324,7 +324,8 @@ class JobsEndpoints:
     def change_job(self, id: JobId, body: Annotated[ChangeJobRequest, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:
         """Change the priority, delay, ttr, body and expiry of a job in one step.
 
-        Its id, age and counts stay. A worker that holds the job keeps it, with the old body and its remaining time.
+        The job keeps its id, age and counts. A worker that holds the job keeps it, with the old body and its remaining
+        time.
         """
         job, old = self._find_with_body(id)
         changes = self._changes(job, old, body)
@@ -372,7 +373,7 @@ class JobsEndpoints:
 
     @endpoint("POST", "/jobs/{id}/move", role=OPERATOR, errors=STATE_CONFLICT | NO_ROOM)
     def move_job(self, id: JobId, body: MoveJobRequest) -> JobWithEvents:
-        """Move a job to another tube. Its state stays."""
+        """Move a job to another tube. It keeps its state."""
         job, job_body = self._find_with_body(id)
         return self._model_when_durable(id, self._operations.move_job(job, job_body, body.tube.encode(), body.force))
 
