@@ -58,11 +58,12 @@ _PHRASES: Final = "|".join(
 
 _VARIABLE: Final = re.compile(
     rf"""
-      (?P<status>                                   # a status code:
-          (?: HTTP(?:/[0-9.]++)? | http | [Ss]tatus | STATUS | (?<![a-z])code | Code | CODE
+      (?=[0-9A-Za-z])                               # the lookaheads only save time
+      (?: (?P<status>                               # a status code:
+          (?=[CEHScehs]) (?: HTTP(?:/[0-9.]++)? | http | [Ss]tatus | STATUS | (?<![a-z])code | Code | CODE
             | [Ee]rror | ERROR | [Ee]xception )
           [\ :=_(\[-]{{0,3}}+ (?: (?:is|was|of)[ ] )?+ [1-5][0-9]{{2}} (?! [0-9A-Za-z] | [-.,:/][0-9] )
-        | (?<![0-9A-Za-z]) (?<![0-9][-.,:/]) [1-5][0-9]{{2}} (?= [ :(-]{{1,2}}+ (?i:{_PHRASES}) (?![A-Za-z]) )
+        | (?=[1-5]) (?<![0-9A-Za-z]) (?<![0-9][-.,:/]) [1-5][0-9]{{2}} (?= [ :(-]{{1,2}}+ (?i:{_PHRASES}) (?![A-Za-z]) )
         | \A [1-5][0-9]{{2}} \Z
       )
     | (?<![0-9A-Za-z])                              # the whole of a word:
@@ -72,6 +73,7 @@ _VARIABLE: Final = re.compile(
         | (?=[A-Za-z]*+[0-9][A-Za-z]*+[0-9])[0-9A-Za-z]{{16,}}+         # a long id with two digits,
       ) (?![0-9A-Za-z])
     | [0-9]++(?:[-.,:/T][0-9]++)*+                  # or digits anywhere, with separators: a number, a time, an address
+      )
     """,
     re.VERBOSE,
 )
