@@ -19,7 +19,7 @@ READ_BATCH: Final = 2**18
 """Bytes of compaction budget whose bodies are read back from disk together."""
 
 OVERHEAD: Final = 2.5
-"""Maximum bytes of the directory per byte of live jobs, plus three segments; above it compaction has priority."""
+"""Maximum bytes of the directory per byte of live jobs, not counting three segments. Above it, compaction is first."""
 
 OUTSTANDING_SHARE: Final = 4
 """Copies whose originals are still on disk take at most 1/OUTSTANDING_SHARE of the free bytes, or one segment if that

@@ -128,9 +128,7 @@ def test_help_is_printed() -> None:
         (["-z", "0x10"], 5),
     ],
 )
-def test_exit_codes_of_the_command_line_are_those_of_beanstalkd(
-    beanstalkd: str, flags: list[str], exit_code: int
-) -> None:
+def test_exit_codes_of_the_command_line_match_beanstalkd(beanstalkd: str, flags: list[str], exit_code: int) -> None:
     theirs, ours = run(*flags, command=(beanstalkd,)), run_here(*flags)
     assert (theirs.returncode, ours.returncode) == (exit_code, exit_code)
     assert ours.stderr.count("\n") == bool(exit_code), "the reason is one line"
@@ -156,7 +154,7 @@ def test_exit_codes_of_the_command_line_are_those_of_beanstalkd(
         (["-p", "0", "-u", "no-such-user", "-b", "/no/such/directory"], 33),
     ],
 )
-def test_exit_codes_of_the_start_are_those_of_beanstalkd(beanstalkd: str, flags: list[str], exit_code: int) -> None:
+def test_exit_codes_of_the_start_match_beanstalkd(beanstalkd: str, flags: list[str], exit_code: int) -> None:
     theirs = run(*flags, command=(beanstalkd,))
     ours = run(*flags, GREENSTALK_WEB_HOST="127.0.0.1", PORT="0")
     assert (theirs.returncode, ours.returncode) == (exit_code, exit_code)

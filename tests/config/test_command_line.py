@@ -61,7 +61,7 @@ def refusal(*argv: str, **environ: str) -> UsageError:
     return caught.value
 
 
-def test_defaults_are_those_of_beanstalkd_and_the_dashboard_is_local() -> None:
+def test_defaults_match_beanstalkd_and_the_dashboard_is_local() -> None:
     parsed = options()
     assert (parsed.listen, parsed.port, parsed.max_job_size) == (("0.0.0.0",), 11300, 65535)
     assert (parsed.data_dir, parsed.journal_file_size, parsed.sync_interval_ns) == (None, 10_485_760, 50_000_000)

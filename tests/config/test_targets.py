@@ -37,7 +37,7 @@ def refusal(tmp_path: Path, text: str) -> str:
     return str(caught.value).replace(f"{tmp_path}/greenstalk.toml", "FILE")
 
 
-def test_kinds_and_severities_are_those_of_the_conditions() -> None:
+def test_kinds_and_severities_match_the_conditions() -> None:
     assert tuple(kind.name for kind in measures.KINDS) == CONDITION_KINDS
     assert SEVERITIES == measures.SEVERITIES
 

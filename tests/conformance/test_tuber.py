@@ -175,7 +175,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
-def test_replies_are_those_of_the_transcript(name: str) -> None:
+def test_replies_match_the_transcript(name: str) -> None:
     pair = Pair()
     for number, line in enumerate(TRANSCRIPTS[name].strip().splitlines(), 1):
         found = re.fullmatch(r" *(b?)([<>]) (.*)", line)

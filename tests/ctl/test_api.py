@@ -465,7 +465,7 @@ def test_unreachable_server_is_exit_code_3() -> None:
         ("HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 0\r\n\r\n", "may not be running"),
     ],
 )  # fmt: skip
-def test_other_http_server_is_one_line_error(reply: str, message: str) -> None:
+def test_response_of_another_http_server_is_a_one_line_error(reply: str, message: str) -> None:
     done = against(reply)
     assert (done.code, "\x1b" in done.err, len(done.err.splitlines())) == (3, False, 1)
     assert message in done.err

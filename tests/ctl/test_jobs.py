@@ -55,7 +55,7 @@ def test_put_accepts_the_largest_body(server: Server, mail: Client, monkeypatch:
     assert (done.code, ctl(server, "put", stdin=b"one").code) == (2, 0)
 
 
-def test_put_defaults_are_those_of_greenstalk(server: Server, mail: Client) -> None:
+def test_put_defaults_match_greenstalk(server: Server, mail: Client) -> None:
     stats = mail.stats_job(int(ctl(server, "put", "x").text))
     assert (stats["tube"], stats["pri"], stats["delay"], stats["ttr"]) == ("default", 65536, 0, 60)
 

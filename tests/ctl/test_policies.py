@@ -70,7 +70,7 @@ def test_words_become_a_policy(words: list[str], policy: dict[str, Any]) -> None
     assert policy_document.from_words(words) == policy
 
 
-def test_kinds_of_keys_are_those_of_the_server() -> None:
+def test_kinds_of_keys_match_the_server() -> None:
     assert {"tubes", *SETTINGS} >= policy_document.LISTS
     for key in policy_document.TEXTS:
         with pytest.raises(ValueError):  # noqa: PT011  it has no message

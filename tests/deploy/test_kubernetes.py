@@ -58,7 +58,7 @@ def test_pods_of_both_variants_are_confined_alike() -> None:
         assert one[key] == other[key]
 
 
-def test_user_is_that_of_the_image() -> None:
+def test_user_matches_the_image() -> None:
     (user,) = re.findall(r"^USER (.*)$", (REPOSITORY / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
     context = SINGLE["securityContext"]
     assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
@@ -69,7 +69,7 @@ def test_only_the_active_server_of_a_pair_is_ready() -> None:
     assert SINGLE["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/healthz"
 
 
-def test_rules_are_those_of_the_page() -> None:
+def test_rules_match_the_page() -> None:
     assert RULE.read_text() == prometheus_rule(), "run: .venv/bin/python -m tools.kubernetes"
 
 

@@ -111,7 +111,7 @@ def test_configuration_file_is_checked(is_valid: bool, tmp_path: Path) -> None:
     assert ("the configuration is valid" in out) == is_valid, err
 
 
-def test_hash_of_a_password_is_that_of_the_page(tmp_path: Path) -> None:
+def test_command_of_the_page_prints_a_valid_hash(tmp_path: Path) -> None:
     command = block("configuration.md", "sh", "echo ")
     out, err = run_in_shell(command, tmp_path, path_with_commands(tmp_path / "bin"), TIMEOUT)
     path = tmp_path / "greenstalk.toml"

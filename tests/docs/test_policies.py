@@ -52,7 +52,7 @@ def test_table_lists_every_setting() -> None:
     assert keys == ["tubes", "priority", *sorted(SETTINGS, key=keys.index)]
 
 
-def test_merged_settings_are_those_of_the_table() -> None:
+def test_merged_settings_match_the_table() -> None:
     policies = PolicySet([parse_policy(name, document) for name, document in BLOCKS[5].items()])
     table = rows("[policies.bulk]")
     assert len(table) == 3
@@ -64,7 +64,7 @@ def test_merged_settings_are_those_of_the_table() -> None:
         assert expiry == f"{f'{days} days' if days else 'never'}, from `{found.origins['expire_after']}`"
 
 
-def test_delays_of_retries_are_those_of_the_table() -> None:
+def test_delays_of_retries_match_the_table() -> None:
     (delays,) = rows("### The delay of a retry")
     policy = PolicySet([parse_policy("mail", RECIPES["mail"])]).effective(b"mail.welcome")
     assert policy is not None

@@ -37,7 +37,7 @@ def test_extension_is_documented(verb: Verb) -> None:
     assert usage in page.splitlines(), f"docs/protocol-extensions.md has no line {usage!r}"
 
 
-def test_documented_grants_are_those_of_the_table() -> None:
+def test_documented_grants_match_the_table() -> None:
     table = (REPOSITORY / "docs" / "security.md").read_text().partition("| command | wants |")[2].partition("\n\n")[0]
     wants: dict[str, list[str]] = {}
     for row in table.splitlines()[2:]:

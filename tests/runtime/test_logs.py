@@ -279,7 +279,7 @@ def test_json_log_accepts_any_field_value() -> None:
     assert (event["message"], event["level"], event["a"], event["c"]) == ("\udc80 \x9b ä", "info", "b'\\xff'", None)
 
 
-def test_lines_of_the_page_are_those_of_the_formatters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_the_page_match_the_formatters(monkeypatch: pytest.MonkeyPatch) -> None:
     record = logging.makeLogRecord(
         {
             "name": "greenstalk_server.net.server",

@@ -89,7 +89,7 @@ def test_texts_have_contrast(theme: int) -> None:
     assert contrast(tokens["edge"][theme], tokens["panel"][theme]) >= 3, "the edge of a field"
 
 
-def test_theme_color_of_the_browser_is_that_of_the_header() -> None:
+def test_theme_color_of_the_browser_matches_the_header() -> None:
     declared = re.findall(
         r'name="theme-color".*content="(#[0-9a-f]{6})"', Path(template_folder(), "base.html").read_text()
     )

@@ -93,7 +93,7 @@ def test_real_message_is_decoded(name: str, found: DecodedJob) -> None:
     assert class_of(body_of(name)) == found.class_name
 
 
-def test_message_is_that_of_the_page(queue: Queue) -> None:
+def test_message_matches_the_page(queue: Queue) -> None:
     (id,) = queue.put("mail", body=body_of("activejob-retried"))
     found = queue.app().test_client().get(f"/api/v1/jobs/{id}").json
     assert found["message"] == json.loads(block("frameworks.md", "json", "{"))

@@ -141,7 +141,7 @@ def test_long_list_is_sorted_over_all_jobs(queue: Queue, client: FlaskClient) ->
     assert [int(row[0]) for row in rows[:2]] == [largest, large]
 
 
-def test_first_jobs_are_those_of_the_whole_order(queue: Queue) -> None:
+def test_first_jobs_match_the_whole_order(queue: Queue) -> None:
     put_mixed(queue)
     jobs = [queue.broker.jobs[id] for id in (3, 1, 5, 2, 4)]
     for order in (Order(key, desc) for key in ORDERS for desc in (False, True)):

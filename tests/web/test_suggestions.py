@@ -68,7 +68,7 @@ def test_names_and_fixed_values(queue: Queue, client: FlaskClient, q: str, expec
     assert suggested(client, q) == expected
 
 
-def test_values_are_those_of_some_jobs(queue: Queue, client: FlaskClient) -> None:
+def test_values_come_from_some_jobs(queue: Queue, client: FlaskClient) -> None:
     put(queue, "mail", {"customer": {"id": 7, "name": 'A "b"'}}, {"customer": {"id": 7}, "paid": True}, b"text")
     failed = put(queue, "mail", {"error": "HTTP 503 at 12:30"}, body_of("laravel"))
     for id in failed:

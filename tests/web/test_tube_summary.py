@@ -59,7 +59,7 @@ def test_each_end_of_a_reservation_by_its_worker_is_counted(queue: Queue) -> Non
     assert client.finished == 3, "timeouts do not count"
 
 
-def test_throughput_is_that_of_the_last_minute(queue: Queue) -> None:
+def test_throughput_covers_the_last_minute(queue: Queue) -> None:
     client, rates = worker(queue, "mail"), WorkerRates(queue.broker, queue.clock)
     finish(queue, client, "mail", 30)
     queue.now += INTERVAL * SECOND
@@ -167,7 +167,7 @@ def test_share_of_failed_attempts_names_the_loop(
     assert failed_text(view(queue, history)) == expected
 
 
-def test_failures_are_those_of_the_last_hour_by_host_and_program(queue: Queue) -> None:
+def test_failures_of_the_last_hour_by_host_and_program(queue: Queue) -> None:
     one, two, other = (worker(queue, "mail") for _ in range(3))
     one.address, two.address, other.address, other.name = "10.0.0.7:1", "10.0.0.7:2", "[fd00::1]:9", "php"
     early, first, second, buried, fine = queue.put("mail", count=5)

@@ -231,7 +231,7 @@ def rebuild_tube_sets(target: Target) -> Play:
 
 
 def too_many_tube_sets(target: Target) -> Play:
-    """More clients than there may be sets of tubes pipeline reserves from many tubes, each from tubes of its own."""
+    """Clients pipeline reserves, each from many tubes of its own. There are more clients than tube sets may exist."""
     clients = _with_own_tubes(target)
     yield
     _pipeline(clients, [b"reserve-with-timeout 0\r\n"] * 100, 1)

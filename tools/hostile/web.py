@@ -80,7 +80,7 @@ def post(path: str, body: bytes, content_type: str) -> Callable[[Target], Play]:
 
 
 def watch(path: str, count: int, *, is_read: bool, fill: Callable[[Target], None]) -> Callable[[Target], Play]:
-    """Many open an event stream at once, while the tubes change."""
+    """Many visitors open an event stream at once, while the tubes change."""
 
     def play(target: Target) -> Play:
         fill(target)

@@ -89,7 +89,8 @@ def conninfo_of(url: str, option: str) -> str:
     """Return *url*, the value of *option*, as a conninfo for libpq; raise StartError if it is malformed.
 
     Of several hosts, the one that accepts writes is used. libpq's message about a malformed address is not passed on,
-    since it may contain a part of the password, as may the host, port or database if the password is not encoded.
+    since it may contain a part of the password. If the password is not encoded, the host, port or database may contain
+    a part too.
     """
     try:
         parameters = conninfo_to_dict(url)

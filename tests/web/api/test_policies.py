@@ -35,7 +35,7 @@ def kill(queue: Queue, count: int = 1) -> list[int]:
 # The vocabulary of the API
 
 
-def test_words_are_those_of_the_core() -> None:
+def test_words_match_the_core() -> None:
     assert set(get_args(EventKind)) == set(job_history.KINDS[1:])
     assert set(get_args(Reason)) == set(REASON_NAMES[1:])
     assert set(EVENTS) == set(range(1, len(job_history.KINDS)))

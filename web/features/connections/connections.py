@@ -97,7 +97,7 @@ class ConnectionWithJobs(Connection):
 
 
 Ranked = tuple[int, int, Client]
-"""A client, behind its sort key and its number."""
+"""The sort key, the number, and the client itself."""
 
 
 def first_clients(
