@@ -101,6 +101,7 @@ from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.router import Api
 from greenstalk_server.web.framework.assets import static_folder, template_folder
 from greenstalk_server.web.framework.fields import MAX_PUT
+from greenstalk_server.web.framework.links import caching_url_for
 from greenstalk_server.web.framework.notices import notice
 from greenstalk_server.web.framework.page_template import PageTemplate
 from greenstalk_server.web.framework.refusals import NOTHING_SENT
@@ -373,7 +374,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
     app.jinja_env.template_class = PageTemplate
     app.jinja_env.undefined = StrictUndefined
-    app.jinja_env.globals["zip"] = zip
+    app.jinja_env.globals |= {"url_for": caching_url_for(app), "zip": zip}
     app.jinja_env.finalize = text.finalize
     app.jinja_env.filters |= text.FILTERS
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
