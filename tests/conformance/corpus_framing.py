@@ -23,103 +23,12 @@ a> list-tube-used
 a> list-tube-used\n
 a> list-tube-used
 
-== bare-newline-inside-a-tube-name
-a> use one\ntwo
-a> list-tube-used
-
-== bare-newline-inside-a-number
-a> delete 1\n2
-a> list-tube-used
-
 == newline-then-carriage-return
 a> list-tube-used\n\rx
 a> list-tube-used
 
 == only-newlines
 a> \n\n\n
-a> list-tube-used
-
-== nul-bytes
-a> no\0such
-a> list-tube-used
-a> list-tube\0-used
-a> list-tube-used
-a> list-tube-used\0
-a> list-tube-used
-a> \0
-a> list-tube-used
-a> delete 1\0
-a> list-tube-used
-
-== nul-in-a-tube-name
-a> use fo\0o
-a> list-tube-used
-
-== nul-after-quit
-a> quit\0
-a> list-tube-used
-
-== nul-just-before-crlf-of-put
-a> put 0 0 60 1\0
-a> list-tube-used
-
-== leading-space
-a>  list-tube-used
-a> list-tube-used
-
-== upper-case
-a> LIST-TUBE-USED
-a> List-Tube-Used
-a> PUT 0 0 60 1
-a> Use foo
-a> list-tube-used
-
-== tab-after-the-verb
-a> delete\t1
-a> use\tfoo
-a> watch\tfoo
-a> kick\t1
-a> put\t0 0 60 1
-a> peek\t1
-a> touch\t1
-a> list-tube-used
-
-== tab-instead-of-a-space-after-a-longer-verb
-a> stats-job\t1
-a> stats-tube\tdefault
-a> reserve-job\t1
-a> reserve-with-timeout\t0
-a> kick-job\t1
-a> pause-tube\tdefault 0
-a> list-tube-used
-
-== high-bytes
-a> \x80\xff\xfe
-a> use caf\xc3\xa9
-a> delete \xb9
-a> list-tube-used
-
-== control-bytes
-a> \x01\x02\x1b
-a> use \x7f
-a> list-tube-used
-
-== unknown-commands
-a> foo
-a> help
-a> exit
-a> delet 1
-a> releas 1 0 0
-a> xlist-tube-used
-a> list
-a> list-
-a> list-tube
-a> list-watched-tubes
-a> peek-held
-a> peekx
-a> job-stats 1
-a> -
-a> 0
 a> list-tube-used
 
 == http-request
@@ -191,30 +100,14 @@ a+ put 0 0 60 1\r\nx\r\nquit\r\n
 a<
 a end
 b> peek {1}
-
-== quit-upper-case
-a> QUIT
-a> list-tube-used
-
-== quit-with-a-leading-space
-a>  quit
-a> list-tube-used
 """)
 
 LONG_LINES = parse_corpus(r"""
-== line-of-223-bytes
+== lines-of-223-to-100000-bytes
 a> {x*221}
 a> list-tube-used
-
-== line-of-224-bytes
 a> {x*222}
 a> list-tube-used
-
-== line-of-225-bytes
-a> {x*223}
-a> list-tube-used
-
-== lines-of-226-to-448-bytes
 a> {x*224}
 a> list-tube-used
 a> {x*225}
@@ -225,29 +118,25 @@ a> {x*445}
 a> list-tube-used
 a> {x*446}
 a> list-tube-used
+a> {x*448}
+a> list-tube-used
+a> {x*669}
+a> list-tube-used
+a> {x*4998}
+a> list-tube-used
+a> {x*99998}
+a> list-tube-used
+
+== line-of-225-bytes
+a> {x*223}
+a> list-tube-used
 
 == line-of-449-bytes
 a> {x*447}
 a> list-tube-used
 
-== line-of-450-bytes
-a> {x*448}
-a> list-tube-used
-
-== line-of-671-bytes
-a> {x*669}
-a> list-tube-used
-
 == line-of-673-bytes
 a> {x*671}
-a> list-tube-used
-
-== line-of-5000-bytes
-a> {x*4998}
-a> list-tube-used
-
-== line-of-100000-bytes
-a> {x*99998}
 a> list-tube-used
 
 == several-long-lines-get-one-reply-each

@@ -35,6 +35,7 @@ def _lines() -> Iterator[str]:
         for line in lines:
             if line.split(b" ")[0] not in EXTENSIONS:
                 yield "a> " + "".join(chr(byte) if byte in PLAIN else rf"\x{byte:02x}" for byte in line)
+        yield "a> list-tube-used"
 
 
 CONVERSATIONS = parse_corpus("\n".join(_lines())) + parse_corpus(r"""

@@ -199,7 +199,9 @@ UNKNOWN = [
     b"use", b"use\ta", b"watch", b"ignore", b"delete", b"delete\t5", b"release", b"bury", b"kick", b"kick-job",
     b"kick-jobs", b"touch", b"touch5", b"peek", b"peekx", b"peek-", b"peek-foo 1", b"peek\t5", b"reserv", b"list",
     b"list-tube", b"pause", b"pause-tub a 0", b"qui", b"peek-read", b"peek-job 1", b"peek-held", b"put0 0 60 1",
-    b"put,0 0 60 1", b"kick1",
+    b"put,0 0 60 1", b"kick1", b"watch\ta", b"kick\t1", b"touch\t5", b"kick-job\t1", b"\x80\xff\xfe", b"\x01\x02\x1b",
+    b"delet 1", b"releas 1 0 0", b"xlist-tube-used", b"list-", b"list-watched-tubes", b"job-stats 1", b"-", b"0",
+    b"Use a", b" use a", b"List-Tube-Used", b"QUIT", b" quit",
 ]  # fmt: skip
 
 BARE_VERB_PREFIXES = [
@@ -210,6 +212,7 @@ BARE_VERB_PREFIXES = [
     b"reserve-with-timeout0", b"stats-", b"stats default", b"stats-jobx 1", b"stats-tubes default", b"list-tubes-",
     b"list-tubes-watch", b"list-tubes 1", b"list-tube-used ", b"list-tube-used x", b"list-tubes-watchedx",
     b"list-tubes-watched x", b"peek-ready 1", b"peek-delayedx", b"peek-delayed ", b"peek-buried ", b"peek-buried 1",
+    b"stats-job\t1", b"stats-tube\tdefault", b"reserve-job\t1",
 ]  # fmt: skip
 """Lines that begin with a verb without arguments, and are malformed."""
 
@@ -222,7 +225,7 @@ BAD_NUMBERS = [
     b"release 1 -2 3", b"release 18446744073709551616 2 3", b"release 1 4294967296 3", b"release 1 2 4294967296",
     b"bury ", b"bury 1", b"bury 1 2 ", b"bury 1 2 3", b"bury 1 -2", b"bury 1 4294967296",
     b"bury 18446744073709551616 2",
-    b"release 1 2 3 4 5", b"bury 1 2\t",
+    b"release 1 2 3 4 5", b"bury 1 2\t", b"delete \xb9", b"delete 1\n2",
     b"kick ", b"kick a", b"kick x5", b"kick -", b"kick + 5", b"kick 18446744073709551616", b"kick +", b"kick +-1",
     b"kick - 1", b"kick   ", b"kick .5", b"kick \x801",
     b"reserve-with-timeout ", b"reserve-with-timeout a", b"reserve-with-timeout -", b"reserve-with-timeout \t5",
@@ -251,10 +254,13 @@ BAD_PAUSES = [
     b"pause-tube", b"pause-tube ", b"pause-tubes", b"pause-tube a", b"pause-tube a ", b"pause-tube a x",
     b"pause-tube a 5 ", b"pause-tube a 5 6", b"pause-tube a -1", b"pause-tube a 4294967296", b"pause-tube a\t5",
     b"pause-tube * 5", b"pause-tube a* 5", b"pause-tube 5", b"pause-tube a5", b"pause-tube -5", b"pause-tube a 0x",
-    b"pause-tube a 0\t", b"pause-tube   ", b"pause-tubea",
+    b"pause-tube a 0\t", b"pause-tube   ", b"pause-tubea", b"pause-tube\tdefault 0",
 ]  # fmt: skip
 
-WITH_NUL = [b"\0", b"stats\0", b"hello\0", b"put 0 0 0\0 0", b"use a\0b"]
+WITH_NUL = [
+    b"\0", b"stats\0", b"hello\0", b"put 0 0 0\0 0", b"use a\0b", b"quit\0", b"put 0 0 60 1\0", b"delete 1\0",
+    b"no\0such", b"list-tube\0-used", b"list-tube-used\0",
+]  # fmt: skip
 """A line with NUL is BAD_FORMAT, whatever its command."""
 
 
