@@ -53,9 +53,6 @@ MAX_SAMPLE: Final = 60
 MAX_TUBES: Final = 500
 """Maximum tubes scanned for a sample without a tube."""
 
-JOBS_PER_TUBE: Final = 3
-"""Jobs of each tube in such a sample."""
-
 MAX_VALUE: Final = 100
 """Longer values are not suggested."""
 
