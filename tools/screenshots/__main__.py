@@ -28,6 +28,10 @@ HEIGHTS: Final = {360: 740, 1024: 768, 1440: 900}
 
 FAILING: Final = "webhooks.deliver"
 
+HELD: Final = "job-held"
+
+NO_TASK_RUNS: Final = "() => document.querySelector('[data-task-state]')?.textContent !== 'running'"
+
 DOCS_SCREENSHOT: Final = REPOSITORY / "docs" / "screenshot.png"
 
 
@@ -36,8 +40,6 @@ def paths(page: Page, url: str) -> dict[str, str]:
     failing = f"tube={FAILING}"
     page.goto(f"{url}tube?{failing}&state=buried")
     buried = page.locator(".jobs tbody tr").first.get_attribute("data-key")
-    page.goto(f"{url}tube?{failing}&state=reserved")
-    held = page.locator(".jobs tbody tr").first.get_attribute("data-key")
     page.goto(f"{url}connections")
     connection = page.locator("tbody tr th a").last.inner_text()
     headers = {"Sec-Fetch-Site": "same-origin"}
@@ -62,7 +64,7 @@ def paths(page: Page, url: str) -> dict[str, str]:
         "tube-errors": f"tube/errors?{failing}",
         "tube-history": f"tube/history?{failing}",
         "job-buried": f"job?id={buried}",
-        "job-held": f"job?id={held}",
+        HELD: "",
         "job-form": f"job/form?id={buried}",
         "bulk": f"bulk?task={task}",
         "task": f"task?id={task}",
@@ -80,6 +82,12 @@ def paths(page: Page, url: str) -> dict[str, str]:
         "sessions": "sessions",
         "not-found": "nowhere",
     }
+
+
+def held_job(page: Page, url: str) -> str:
+    """Return the path of the job that a worker has reserved last; a worker needs about two seconds for one."""
+    page.goto(f"{url}tube?tube={FAILING}&state=reserved")
+    return f"job?id={page.locator('.jobs tbody tr').last.get_attribute('data-key')}"
 
 
 def sign_in(page: Page, url: str) -> None:
@@ -106,7 +114,8 @@ def shoot(chromium: Browser, url: str, directory: Path, names: list[str]) -> Non
                 for name, path in paths(tab.page, url).items():
                     if names and name not in names:
                         continue
-                    tab.page.goto(url + path)
+                    tab.page.goto(url + (held_job(tab.page, url) if name == HELD else path))
+                    tab.page.wait_for_function(NO_TASK_RUNS)
                     tab.page.wait_for_timeout(400)  # until the live state is there and the charts are drawn
                     tab.page.screenshot(path=directory / f"{name}-{width}-{theme}.png", full_page=True)
 
