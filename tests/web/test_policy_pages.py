@@ -240,7 +240,7 @@ def test_policy_is_edited_unless_it_has_changed_since(queue: Queue, client: Flas
         ("retry_delay", 5400, "90 min"),
         ("retry_delay", 3661, "3,661 s"),
         ("retry_delay", 0.5, "0.5 s"),
-        ("retry_delay", "90s", "90s"),
+        ("retry_delay", "90s", "90 s"),
         ("retry_delay", 0, "off"),
         ("max_bytes", 65536, "65,536 bytes"),
         ("rate", 1000, "1,000 per second"),
@@ -248,6 +248,9 @@ def test_policy_is_edited_unless_it_has_changed_since(queue: Queue, client: Flas
         ("copy_to", [], "off"),
         ("dead_letter", "", "off"),
         ("unique_for", "waiting", "waiting"),
+        ("unique_for", "1h30m", "90 min"),
+        ("expire_after", "14d", "14 d"),
+        ("max_job_size", "64k", "65,536 bytes"),
         ("retry_factor", 1.5, "1.5"),
     ],
 )

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.units import parse_size, parse_time
 from greenstalk_server.web.framework import text
 
 COUNT: Final = "count"
@@ -104,14 +106,16 @@ COUNT_TEXTS: Final = (
 
 def value_text(key: str, value: object) -> str:
     """Return *value* of the setting *key* for people: `90 min`, `65,536 bytes`, `100 per second`, `off`."""
-    if value in (0, "", [], "nothing"):
-        return OFF
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(str, value)) or OFF
+    kind = SETTING_TEXTS[key].kind
+    if isinstance(value, str):
+        value = _parsed(kind, value)
+    if value in (0, "", "nothing"):
+        return OFF
     if isinstance(value, str):
         return value
     assert isinstance(value, int | float)
-    kind = SETTING_TEXTS[key].kind
     if kind in (TIME, UNIQUE_FOR):
         return _time_text(value)
     if kind == SIZE:
@@ -145,6 +149,17 @@ def _read_cut(document: str) -> tuple[dict[str, object], int]:
             return dict(json.loads(whole)), end
         end = document.rfind(',"', 0, end)
     return {}, 0
+
+
+def _parsed(kind: str, value: str) -> str | float:
+    """Return *value*, such as `14d` or `64k`, in seconds or bytes; or as it is, if it is not a time or a size."""
+    with suppress(ValueError):
+        if kind in (TIME, UNIQUE_FOR):
+            time = parse_time(value, SECOND)
+            return time / SECOND if time % SECOND else time // SECOND
+        if kind == SIZE:
+            return parse_size(value)
+    return value
 
 
 def _time_text(seconds: float) -> str:
