@@ -49,6 +49,15 @@
     return rest ? `${text} ${rest}\u00a0${smaller}` : text;
   }
 
+  // Returns the text, cut so that it is at most *room* wide.
+  function fitted(ctx, text, room) {
+    let shown = text;
+    for (let length = text.length - 1; length > 0 && ctx.measureText(shown).width > room; length -= 1) {
+      shown = `${text.slice(0, length)}…`;
+    }
+    return shown;
+  }
+
   const formats = {
     count: (value) => whole.format(value),
     rate: (value) => (value === 0 ? "0" : (value < 1 ? hundredths : value < 100 ? tenths : whole).format(value)),
@@ -187,7 +196,8 @@
       return { ...this.series(line), label: `${line.dataset.line}, ${beforeLabel}`, alpha: 0.4, width: 1, points: { show: false } };
     }
 
-    // Draws the marks as dashed vertical lines, each with its text, unless that would cover the text before it.
+    // Draws the marks as dashed vertical lines, each with its text, cut to the room beside its line. A text that would
+    // cover the one before it is left out.
     drawMarks(plot) {
       const { ctx, bbox } = plot;
       const ratio = devicePixelRatio;
@@ -207,10 +217,13 @@
         ctx.moveTo(x, bbox.top);
         ctx.lineTo(x, bbox.top + bbox.height);
         ctx.stroke();
-        const text = mark.text.length > 24 ? `${mark.text.slice(0, 23)}…` : mark.text;
+        const gap = 3 * ratio;
+        const [before, after] = [x - gap - bbox.left, bbox.left + bbox.width - x - gap];
+        const label = mark.text.length > 24 ? `${mark.text.slice(0, 23)}…` : mark.text;
+        const isRight = ctx.measureText(label).width <= after || after >= before;
+        const text = fitted(ctx, label, isRight ? after : before);
         const width = ctx.measureText(text).width;
-        const isRight = x + 3 * ratio + width <= bbox.left + bbox.width; // otherwise at the left of its line
-        const start = isRight ? x + 3 * ratio : Math.max(bbox.left, x - 3 * ratio - width);
+        const start = isRight ? x + gap : x - gap - width;
         if (start > free) {
           ctx.fillText(text, start, bbox.top);
           free = start + width;

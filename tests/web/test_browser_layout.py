@@ -127,6 +127,7 @@ def pages(tab: Tab, wide: str) -> dict[str, str]:
         "tube-columns": f"tube?{mail}&state=buried&cols=data,kind,error",
         "policy": f"policy?name={'p' * 100}",
         "audit": "audit",
+        "servers": "servers",
         "tasks": "task",
         "not-found": "nowhere",
     }

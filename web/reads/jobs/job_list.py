@@ -105,7 +105,7 @@ _BODY: Final = JobColumn(
     "Body", "body", "The first bytes of the body", lambda _, job, now: body_preview(job), is_long=True
 )
 _ERROR: Final = JobColumn(
-    "Error", "body error", "The error in the body; the first bytes of the body if it has none",
+    "Error or body", "body error", "The error in the body; the first bytes of the body if it has none",
     lambda _, job, now: error_preview(job), is_long=True,
 )  # fmt: skip
 _HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved the job", lambda _, job, now: _holder(job))

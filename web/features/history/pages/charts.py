@@ -93,7 +93,7 @@ TIMES: Final = Chart(
     "times",
     "Wait and run times",
     "seconds",
-    "of the jobs whose wait or run ended in the interval, accurate to 1.6 %",
+    "of the jobs whose wait or run ended in the interval, accurate to 1.6\u00a0%",
     (
         Line("wait_p50", "wait, median"),
         Line("wait_p95", "wait, 95th percentile"),
