@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled dist test-dist deb test-deb image test-image test-kubernetes requirements site test-site release release-checks test-clients lint-workflows audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
+.PHONY: help run test quick test-pure test-portable check compiled dist test-dist deb test-deb image test-image test-kubernetes requirements site test-site release release-checks test-clients lint-workflows audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ compiled: need-compiled $(VENV)/.installed  ## set up, then compile the core wit
 test-pure: export GREENSTALK_PURE := 1
 test-pure: $(VENV)/.installed-dev  ## set up, then run random tests of the core and the protocol on pure Python
 	$(BIN)/python -m pytest -m "pure or each_build" $(ON_PURE)
+
+test-portable: export GREENSTALK_PORTABLE := 1
+test-portable: $(VENV)/.installed-dev compiled  ## set up, compile, then run tests of network and journal with the system calls that macOS has too; 5 minutes of CPU
+	$(BIN)/python -m pytest -n $(WORKERS) tests/net tests/journal tests/runtime
 
 dist: need-dist $(VENV)/.installed  ## build the client and the server from HEAD into dist: archives, wheels (pure, and compiled for each CPython; PYTHONS="...") and a bill of materials
 	$(BIN)/python -m tools.distributions $(PYTHONS)

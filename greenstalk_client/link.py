@@ -28,6 +28,9 @@ _FIRST_TOUCH: Final = 0.3
 
 _TOUCHES_IN_TTR: Final = 3
 
+PEER_CLOSED: Final[int] = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""Event of select.poll for "the other side has closed". macOS has no POLLRDHUP, and reports POLLHUP instead."""
+
 LINK_ERRORS: Final = (OSError, greenstalk.Error, AssertionError, ValueError)
 """Errors of a lost connection or an invalid reply. greenstalk asserts some properties of replies."""
 
@@ -83,7 +86,7 @@ class Link:
         with self._lock:
             if not self.is_lost:
                 poll = select.poll()
-                poll.register(self._sock, select.POLLRDHUP)
+                poll.register(self._sock, PEER_CLOSED)
                 if poll.poll(0):
                     self._lose("the server has closed it")
             return self.is_lost

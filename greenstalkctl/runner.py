@@ -10,12 +10,13 @@ import logging
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final
+from typing import IO, Final
 
 from greenstalk_client import Bury, Job, Release
 
@@ -111,10 +112,17 @@ class Runner:
     def _start(self, job: Job[bytes]) -> subprocess.Popen[bytes]:
         facts = {f"GREENSTALK_JOB_{name}": _text(job.meta[key]) for name, key in VARIABLES.items()}  # type: ignore[literal-required]
         environ = os.environ | facts | {"GREENSTALK_JOB_ID": str(job.id)}
-        with os.fdopen(os.memfd_create("job"), "w+b") as body:
+        with _file_in_memory() as body:
             body.write(job.body)
             body.seek(0)
             return subprocess.Popen(self._command, stdin=body, env=environ, process_group=0)  # noqa: S603
+
+
+def _file_in_memory() -> IO[bytes]:
+    """Return an empty file in memory. Only Linux has such files; on other systems, a temporary file without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("job"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _text(value: object) -> str:

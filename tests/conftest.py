@@ -13,6 +13,7 @@ from hypothesis.internal.conjecture import providers
 from greenstalk_server import BUILD
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
+from greenstalk_server.runtime.system import IS_PORTABLE
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.world import make_broker
@@ -49,11 +50,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked `pure` on the compiled build."""
-    if BUILD.is_compiled:
-        for item in items:
-            if item.get_closest_marker("pure") is not None:
-                item.add_marker(pytest.mark.skip(reason="replaces a part of a compiled module: make test-pure runs it"))
+    """Skip the tests marked `pure` on the compiled build, and those marked `linux_form` in the portable form."""
+    for item in items:
+        if BUILD.is_compiled and item.get_closest_marker("pure") is not None:
+            item.add_marker(pytest.mark.skip(reason="replaces a part of a compiled module: make test-pure runs it"))
+        if IS_PORTABLE and item.get_closest_marker("linux_form") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs calls that only Linux has"))
 
 
 @pytest.fixture

@@ -282,8 +282,8 @@ Examples:
 
 VARIABLE_PREFIX: Final = "GREENSTALK_"
 
-OTHER_VARIABLES: Final = ("GREENSTALK_COMPILE", "GREENSTALK_PURE")
-"""Variables of this project that are not options: see build.py."""
+OTHER_VARIABLES: Final = ("GREENSTALK_COMPILE", "GREENSTALK_PORTABLE", "GREENSTALK_PURE")
+"""Variables of this project that are not options: see build.py and runtime/system.py."""
 
 _VARIABLES: Final = [row.variable for row in DEFINITIONS if row.variable.startswith(VARIABLE_PREFIX)]
 

@@ -9,14 +9,20 @@
  * A PlainSocket does not own the descriptor: the caller must not use it after closing the socket.
  *
  * poll(fd, milliseconds, limit) returns what select.epoll.poll returns for the epoll instance fd, or an empty list if a
- * signal interrupts it. It releases the GIL only if it may block, that is if milliseconds is not 0.
+ * signal interrupts it. It releases the GIL only if it may block, that is if milliseconds is not 0. Only on Linux.
  */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
+#ifdef __linux__
 #include <sys/epoll.h>
+#endif
 #include <sys/socket.h>
+
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0 /* macOS; Python ignores SIGPIPE */
+#endif
 
 #define LONG_INPUT 8192
 #define MAX_EVENTS 64
@@ -119,6 +125,7 @@ static PyTypeObject PlainSocketType = {
     .tp_methods = plain_methods,
 };
 
+#ifdef __linux__
 /* Return the number *argument*, or -1 with a Python exception if it is not from 0 to *most*. */
 static int
 small_number(PyObject *argument, int most)
@@ -179,9 +186,12 @@ plain_poll(PyObject *self, PyObject *const *arguments, Py_ssize_t number)
     }
     return found;
 }
+#endif
 
 static PyMethodDef module_methods[] = {
+#ifdef __linux__
     {"poll", (PyCFunction)(void (*)(void))plain_poll, METH_FASTCALL, "Return the events of an epoll instance."},
+#endif
     {NULL, NULL, 0, NULL},
 };
 

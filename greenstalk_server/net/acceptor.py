@@ -191,6 +191,7 @@ class Acceptor(_Backpressure, _Plain):
         if not self._is_accepting:
             return False
         self._do_read()
+        self._poller.arm(self._fd)
         return self._may_have_more
 
     def _on_error(self, error: Exception) -> None:

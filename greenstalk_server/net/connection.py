@@ -54,7 +54,7 @@ from greenstalk_server.net.listeners import describe_peer
 from greenstalk_server.net.poller import COMMAND_QUANTUM, Handler, Poller
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.runtime.system import has_peer_closed, unacknowledged
+from greenstalk_server.runtime.system import IS_PORTABLE, has_peer_closed, unacknowledged
 
 RECEIVE_SIZE: Final = 65536 + 4096
 """Bytes per recv: the largest put that a server with the default -z accepts, whole."""
@@ -107,6 +107,18 @@ def run_then(run: Callable[[], None], finish: Callable[[], None]) -> None:
         run()
     finally:
         finish()
+
+
+def receive_and_arm(recv: Callable[[int], bytes], poller: Poller, fd: int, size: int) -> bytes:
+    """Call *recv*, and let *poller* expect more input at the socket *fd* unless the stream ends. Raises OSError."""
+    try:
+        data = recv(size)
+    except BlockingIOError:
+        poller.arm(fd)
+        raise
+    if data:
+        poller.arm(fd)
+    return data
 
 
 class Connection(Handler):
@@ -169,6 +181,8 @@ class Connection(Handler):
         self._fd: int = sock.fileno()
         plain = sock if PlainSocket is None or type(sock) is not socket.socket else PlainSocket(self._fd)
         self._recv: Callable[[int], bytes] = plain.recv
+        if IS_PORTABLE:
+            self._recv = partial(receive_and_arm, plain.recv, poller, self._fd)
         self._send: Callable[[bytes], int] = plain.send
         self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)
         self._clock: Clock = clock

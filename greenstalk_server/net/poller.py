@@ -35,7 +35,7 @@ from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue, has_yielding
 from greenstalk_server.runtime.supervisor import abort
-from greenstalk_server.runtime.system import EDGE_EVENTS, INPUT, open_poll
+from greenstalk_server.runtime.system import EDGE_EVENTS, INPUT, IS_PORTABLE, open_poll
 
 BATCH_SIZE: Final = 16
 """Handlers served per batch. Larger batches cost less CPU per command, but raise p99 latency."""
@@ -136,7 +136,7 @@ class Poller:
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Clock = clock
-        self._quick_poll: Callable[[int, int, int], list[tuple[int, int]]] | None = poll
+        self._quick_poll: Callable[[int, int, int], list[tuple[int, int]]] | None = None if IS_PORTABLE else poll
         self._handlers: dict[int, Handler] = {}
         self._queue: deque[Handler] = deque()
         self._is_queued: set[Handler] = set()
@@ -153,9 +153,10 @@ class Poller:
         polling = open_poll(self._loop, priority=self._loop.MAXPRI)  # before the timer
         self._epoll: Any = polling[0]
         self._watcher: Any = polling[1]
-        self._epoll_fd: int = self._epoll.fileno()
+        self._epoll_fd: int = -1 if IS_PORTABLE else self._epoll.fileno()
         self._timer: Any = self._loop.timer(YIELD_DELAY)
-        self._callbacks: Any = getattr(self._loop, "_callbacks", None)  # of the loop's next iteration
+        # Of the loop's next iteration. Without them, or without an epoll instance, the poller never waits.
+        self._callbacks: Any = None if IS_PORTABLE else getattr(self._loop, "_callbacks", None)
         self.turns: FairQueue = FairQueue()
         self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None
         self.has_held_replies: Callable[[], bool] | None = None
@@ -182,6 +183,14 @@ class Poller:
         """Undo `add`, if it was called; to be called before *fd* is closed."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+
+    def arm(self, fd: int) -> None:
+        """Expect more input at the socket *fd*. Call this after each recv or accept, except at the end of the stream.
+
+        An epoll instance needs no such call.
+        """
+        if IS_PORTABLE:
+            self._epoll.arm(fd)
 
     def queue(self, handler: Handler) -> None:
         """Call *handler*'s `resume` once, after the handlers that are queued before it."""

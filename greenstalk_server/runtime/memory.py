@@ -1,4 +1,4 @@
-"""The memory of this process, and of the machine or the control group (cgroup v2) that limits it. Linux only."""
+"""The memory of this process, and of the machine or the control group (cgroup v2) that limits it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from greenstalk_server.runtime.system import PROC
+from greenstalk_server.runtime.system import PROC, peak_memory
 
 MEMINFO: Final = PROC / "meminfo"
 CGROUP: Final = PROC / "self" / "cgroup"
@@ -36,9 +36,9 @@ def process_memory() -> tuple[int, int] | None:
 
 
 def resident_bytes() -> int:
-    """Return the bytes of this process that are in memory; 0 if the system does not say."""
+    """Return the bytes of this process that are in memory; if the system does not say, the most that ever were."""
     found = process_memory()
-    return found[0] if found is not None else 0
+    return found[0] if found is not None else peak_memory()
 
 
 def memory_use(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, cgroups: Path = CGROUPS) -> MemoryUse | None:

@@ -18,6 +18,7 @@ from greenstalk_server import BUILD, __version__
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.runtime.exit_codes import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
 from greenstalk_server.runtime.memory import process_memory
+from greenstalk_server.runtime.system import largest_file_limit
 
 log = logging.getLogger(__name__)
 
@@ -91,12 +92,13 @@ def require_readable_code(user: str) -> None:
 def raise_file_limit() -> int:
     """Raise the soft limit on open files to the hard limit, and return the limit in force. A connection is one file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = largest_file_limit(hard)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (OSError, ValueError) as error:
         log.warning("the limit on open files stays at %d: %s", soft, error)
         return soft
-    return hard
+    return limit
 
 
 def notify_manager(state: str, environ: Mapping[str, str]) -> None:

@@ -473,7 +473,13 @@ def test_variables_that_kubernetes_sets_for_a_service_are_ignored(service: str) 
 
 
 def test_other_variables_of_the_project_are_ignored() -> None:
-    environ = {"GREENSTALK_PURE": "1", "GREENSTALK_COMPILE": "1", "GREENSTALK_EMPTY": "", "GREENSTALKCTL_API": "x"}
+    environ = {
+        "GREENSTALK_PURE": "1",
+        "GREENSTALK_COMPILE": "1",
+        "GREENSTALK_PORTABLE": "1",
+        "GREENSTALK_EMPTY": "",
+        "GREENSTALKCTL_API": "x",
+    }
     assert options(**environ) == options()
 
 

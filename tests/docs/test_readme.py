@@ -17,8 +17,8 @@ from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.pages import block
 from tests.support.processes import ending
 
-OF_THE_BUILD = {"GREENSTALK_COMPILE", "GREENSTALK_PURE"}
-"""The variables that setup.py and greenstalk_server/build.py read."""
+OF_THE_BUILD = {"GREENSTALK_COMPILE", "GREENSTALK_PORTABLE", "GREENSTALK_PURE"}
+"""The variables that setup.py, greenstalk_server/build.py and greenstalk_server/runtime/system.py read."""
 
 OF_A_JOB = {"GREENSTALK_JOB_ID", *(f"GREENSTALK_JOB_{name}" for name in VARIABLES)}
 """The variables of the commands that greenstalkctl runs for a job."""

@@ -110,6 +110,7 @@ def test_young_objects_are_collected_even_if_as_many_old_ones_are_freed() -> Non
         assert sum(type(one) is Cycle for one in gc.get_objects(0)) == 0
 
 
+@pytest.mark.linux_form
 @pytest.mark.usefixtures("upkeep")
 def test_memory_is_returned_in_portions_while_it_becomes_free() -> None:
     size, kept = 1000, 0

@@ -56,6 +56,7 @@ class Client:
         return self._reader.read(int(line.split()[2]) + 2)[:-2]
 
 
+@pytest.mark.linux_form
 @pytest.mark.parametrize("sync", [("-f", "0"), ("-f", "50"), ("-F",)], ids="".join)
 def test_no_loop_iteration_copies_a_large_body(sync: Sequence[str], tmp_path: Path) -> None:
     """The bodies exceed the memory limit, so that some of them are read back for the peeks."""

@@ -236,6 +236,7 @@ def test_max_connections() -> None:
     assert is_logged_once_a_second_at_most(stderr, "WARNING connections: ")
 
 
+@pytest.mark.linux_form
 def test_connection_that_cannot_be_polled_is_closed_without_leaks() -> None:
     """epoll_ctl fails for descriptors from 60 on, and each refused connection uses the same descriptor."""
     command = (sys.executable, "tests/net/few_watches.py", "60", *COMMAND)
@@ -379,6 +380,7 @@ sys.exit(cli.main())
 # Unreachable peers, and exhausted file descriptors
 
 
+@pytest.mark.linux_form
 def test_unreachable_peer_is_detected(tmp_path: Path) -> None:
     """The peer is in a network namespace that loses all packets after a while, keepalive probes and replies alike."""
     path = tmp_path / "queue"

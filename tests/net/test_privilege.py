@@ -62,6 +62,7 @@ def get(url: str, authorization: str = "") -> bytes:
             return bytes(error.read())
 
 
+@pytest.mark.linux_form
 def test_server_writes_only_private_files_in_its_directory_and_logs_no_secret(server: Daemon, directory: Path) -> None:
     with Peer(server) as peer:
         for _ in range(50):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import gevent
+import pytest
 from gevent import get_hub
 
 from greenstalk_server.config.command_line import parse
@@ -24,6 +25,7 @@ from tests.support.tls import context, make_certificates
 LARGE = 20_000_000
 
 
+@pytest.mark.linux_form
 def test_tls_connection_accepted_just_before_a_stop_does_not_delay_it(tmp_path: Path) -> None:
     """Another connection's reply keeps the server running for long enough to complete the handshake."""
     make_certificates(tmp_path)

@@ -52,6 +52,7 @@ def test_unreadable_files_report_nothing(files: tuple[Path, Path, Path], text: s
     assert memory_use(*files) is None
 
 
+@pytest.mark.linux_form
 def test_this_machine_reports_its_memory() -> None:
     use = memory_use()
     assert use is not None and 0 < use.used < use.total

@@ -34,9 +34,9 @@ TIMEOUT = 60.0
 def environment(**variables: str) -> dict[str, str]:
     """Return the environment of this process without the variables that a server reads, and with *variables*.
 
-    Servers run the build that this process runs.
+    Servers run the build and the form (see runtime/system.py) that this process runs.
     """
-    ours = re.compile(r"PORT$|GREENSTALK_(?!PURE$)|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$|PYTEST_")
+    ours = re.compile(r"PORT$|GREENSTALK_(?!(PURE|PORTABLE)$)|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$|PYTEST_")
     kept = {name: text for name, text in os.environ.items() if not ours.match(name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | variables
 

@@ -85,7 +85,7 @@ def _can_fork(command: list[str], environ: Mapping[str, str]) -> bool:
 
 def _of_the_interpreter(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that take effect when an interpreter starts or imports the program."""
-    names = ("PYTHON", "GREENSTALK_PURE", "TZ", "LC_", "LANG", "LD_")
+    names = ("PYTHON", "GREENSTALK_PURE", "GREENSTALK_PORTABLE", "TZ", "LC_", "LANG", "LD_")
     kept = {name: text for name, text in environ.items() if name.startswith(names) and text}
     return {name: text for name, text in kept.items() if name != "PYTHONUNBUFFERED"}
 
