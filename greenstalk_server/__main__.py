@@ -35,9 +35,11 @@ def main() -> int:
 
 
 def wrong_system() -> str:
-    """Return why the server cannot run on this system, and what to do; empty on Linux."""
+    """Return why the server cannot run on this system, and what to do; empty on Linux and macOS."""
     name = sys.platform
-    return "" if name == "linux" else f"the server needs Linux, and this system is {name}; run it in a container"
+    if name in {"linux", "darwin"}:
+        return ""
+    return f"the server needs Linux or macOS, and this system is {name}; run it in a container"
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ from greenstalk_server.runtime.process import (
     require_readable_code,
     server_facts,
 )
-from greenstalk_server.runtime.system import hide_secrets
+from greenstalk_server.runtime.system import IS_MACOS, hide_secrets
 from greenstalk_server.runtime.threads import run_in_thread
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
     """Serve with *options* until a signal stops the server; raise StartError if it cannot start."""
     if BUILD.advice:
         log.warning("%s", BUILD.advice)
+    if IS_MACOS:
+        log.warning("the server is untested on macOS; for production, run it on Linux or in a container")
     for warning in options.warnings:
         log.warning("%s", warning)
     hidden = [row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"]

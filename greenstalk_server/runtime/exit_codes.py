@@ -13,7 +13,8 @@ EXIT_JOURNAL: Final = 10
 EXIT_NO_SUCH_USER: Final = 33
 EXIT_PRIVILEGES: Final = 34
 EXIT_BUILD: Final = 70
-"""The compiled core of this installation does not fit its sources or cannot be loaded, or the system is not Linux."""
+"""The compiled core of this installation does not fit its sources or cannot be loaded, or the system is neither Linux
+nor macOS."""
 
 EXIT_INTERNAL: Final = 75
 """A service of the running server has failed (see runtime.supervisor); another start may succeed."""

@@ -10,8 +10,8 @@ from greenstalk_server.__main__ import main
 
 
 def test_other_system_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "freebsd14")
     assert main() == 70
     assert capsys.readouterr().err == (
-        "greenstalk-server: the server needs Linux, and this system is darwin; run it in a container\n"
+        "greenstalk-server: the server needs Linux or macOS, and this system is freebsd14; run it in a container\n"
     )

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -283,3 +284,17 @@ def test_portable_server_serves_and_keeps_its_jobs_when_it_is_killed(tmp_path: P
             waiting.send(b"watch empty\r\nignore default\r\nreserve\r\n" + b"list-tube-used\r\n" * 20_000)
             eventually(lambda: good.stats()["current-waiting"] == "1", "the client waits")
         eventually(lambda: good.stats()["current-connections"] == "1", "the client is gone")
+
+
+def test_server_starts_on_macos_with_a_warning() -> None:
+    """The name of the system is replaced after the imports, since other packages would look for its libraries."""
+    program = (
+        "import sys, gevent, gevent.pywsgi, greenstalk_server.version, ctypes.util, pwd, socket, ssl, subprocess;"
+        "sys.platform = 'darwin'; from greenstalk_server.__main__ import main; sys.exit(main())"
+    )
+    command = (sys.executable, "-c", program)
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", command=command) as daemon:
+        assert daemon.ask(b"put 0 0 60 1\r\nx\r\n") == b"INSERTED 1"
+        code, stderr = daemon.stop()
+    assert code == 0
+    assert "the server is untested on macOS; for production, run it on Linux or in a container" in stderr
