@@ -247,8 +247,10 @@ def test_tls_to_a_plain_port_that_replies(reply: bytes) -> None:
 
 
 def test_tls_to_a_plain_server_that_waits_for_a_line(server: Server) -> None:
+    """In one of some hundred runs, the random bytes of the handshake contain a line end, and the server replies."""
     line = error_line(3, "--tls", "-s", address(server), "--timeout", "500ms", "stats")
-    assert "did not complete the TLS handshake within 0.5 s; if it does not speak TLS, remove --tls" in line
+    no_reply = "did not complete the TLS handshake within 0.5 s; if it does not speak TLS, remove --tls"
+    assert no_reply in line or "does not speak TLS; remove --tls, or write plain:HOST:PORT" in line
 
 
 @pytest.mark.parametrize(
