@@ -116,6 +116,14 @@ def test_numbers_are_compared_exactly() -> None:
     assert matches("body.x:<1e9999", body=b'{"x":1e999}') and not matches("body.x:<1e999", body=b'{"x":1e999999999}')
 
 
+@pytest.mark.parametrize(
+    ("error", "is_match"),
+    [("HTTP 404 from upstream", True), ("HTTP 503 from upstream", False), ("row 404 of 9", False)],
+)
+def test_number_between_asterisks_is_a_status_code(error: str, is_match: bool) -> None:
+    assert matches("error:*404*", body=json.dumps({"error": error}).encode()) == is_match
+
+
 FAILED = {"kind": "mail", "error": {"type": "Timeout", "message": "job 17 of 'x' got no answer"}, "why": "late 3"}
 BODY = json.dumps(FAILED).encode()
 
@@ -222,6 +230,8 @@ def test_reason_of_a_dead_letter() -> None:
         ('-error:"job 5"', '-error:"job #"'),
         ("error:job5", 'error:"job#"'),
         ("error:job5*", "error:job#*"),
+        ("error:*404*", "error:*404*"),
+        ("error:*'4*'", "error:*'#*'"),
         ('error:"a*"', 'error:"a*"'),
         ("ERROR:~Job5", "error:~Job#"),
         ("reason:*", "reason:*"),

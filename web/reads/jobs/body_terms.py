@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from greenstalk_server.web.reads.jobs.frameworks import class_of
-from greenstalk_server.web.reads.jobs.job_errors import MAX_ERROR, error_of, normalized
+from greenstalk_server.web.reads.jobs.job_errors import MAX_ERROR, error_of, normalized, normalized_pattern
 from greenstalk_server.web.reads.jobs.json_fields import (
     Path,
     PathError,
@@ -93,13 +93,12 @@ def read_match(word: str, name: str, given: str, is_quoted: bool, is_loose: bool
 
 
 def _read_error(word: str, given: str, is_quoted: bool, is_loose: bool) -> FieldMatch:
-    found = normalized(given)
+    is_pattern = "*" in given and not is_quoted and not is_loose
+    if is_pattern and len(given) > MAX_ERROR:
+        raise ValueError(f"“{word}”: an error pattern may have at most {MAX_ERROR} characters.")
+    found = normalized_pattern(given) if is_pattern else normalized(given)
     if not found:
         raise ValueError(f"“{word}” lacks a value.")
-    may_be_pattern = not is_quoted and not is_loose
-    if may_be_pattern and "*" in given and len(given) > MAX_ERROR:
-        raise ValueError(f"“{word}”: an error pattern may have at most {MAX_ERROR} characters.")
-    is_pattern = may_be_pattern and "*" in found
     return FieldMatch(found, is_quoted=not is_pattern and not is_loose, is_loose=is_loose)
 
 

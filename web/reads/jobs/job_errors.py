@@ -115,6 +115,11 @@ def normalized(error: str) -> str:
     return line if len(line) <= MAX_ERROR else _replaced(shortened(line, MAX_ERROR))  # may cut a variable part
 
 
+def normalized_pattern(pattern: str) -> str:
+    """Return *pattern* with the texts between its asterisks normalised, so `*404*` keeps its status code."""
+    return "*".join(map(_replaced, " ".join(pattern.split()).split("*")))
+
+
 def _replaced(line: str) -> str:
     """Return *line* with its variable parts replaced."""
     return _QUOTED.sub(_emptied, _VARIABLE.sub(lambda found: found["status"] or "#", line))
