@@ -8,7 +8,7 @@ Pure: no socket, clock or disk. Every function that needs the time takes `now`, 
 epoch, which never decreases. A change that must survive a crash is passed to the journal before the operation returns,
 and thus before the reply is sent.
 
-Invariants; `invariants.check` verifies all but the first:
+Invariants; `tests/support/invariants.py` verifies all but the first:
 
 - No operation switches greenlets, calls anything that does, or blocks; so the broker needs no lock.
 - Each job is in exactly one place: its tube's ready, delayed or buried jobs, or its holder's reserved ones.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE
+from tests.support import invariants
 from tests.support.world import World
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import MAX_EMPTY_PAUSED
 from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND
 from greenstalk_server.core.operations import connecting, draining, finishing, putting, reserving, ticking
 from greenstalk_server.core.outcomes import Refusal
+from tests.support import invariants
 from tests.support.world import START, FullJournal, World, make_broker
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs import job_history
@@ -15,6 +14,7 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.operations import connecting, finishing, restoring, ticking
 from greenstalk_server.core.operations.connecting import MAX_RECENT_WORKERS
 from greenstalk_server.core.tubes.tube import Tube
+from tests.support import invariants
 from tests.support.world import START, Actor, DroppedTubes, FullJournal, World
 
 

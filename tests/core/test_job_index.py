@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.jobs.job import DELAYED, SECOND, Job
 from greenstalk_server.core.jobs.job_index import JobIndex
 from greenstalk_server.core.operations import connecting, finishing, kicking, putting, ticking
 from greenstalk_server.core.sorted_keys import MAX_CHUNK, MIN_CHUNK
 from greenstalk_server.core.tubes.tube import Tube
+from tests.support import invariants
 from tests.support.world import START, make_broker
 
 MANY: Final = 8 * MAX_CHUNK

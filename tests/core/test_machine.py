@@ -12,12 +12,12 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, URGENT_BELOW, Job
 from greenstalk_server.core.operations import connecting, reserving, ticking
 from greenstalk_server.core.timers import NEVER
 from tests.core.model import Model, ModelJob, Tie
+from tests.support import invariants
 from tests.support.world import START, Actor, World
 
 CLIENTS = 6

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import MAX_EMPTY_PAUSED
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import editing, finishing, ticking
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
+from tests.support import invariants
 from tests.support.policies import fail, job_of, put, set_policies
 from tests.support.world import World
 

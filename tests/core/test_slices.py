@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.operations import connecting, editing, finishing, putting, ticking
 from greenstalk_server.core.transitions.waiting import WAITED_TUBES
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES, MAX_TUBE_SETS
+from tests.support import invariants
 from tests.support.world import World
 
 

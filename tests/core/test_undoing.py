@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.limits import Limits
@@ -15,6 +14,7 @@ from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.policies.tube_policy_state import buried_at
 from greenstalk_server.core.tags.tags import tags_of
+from tests.support import invariants
 from tests.support.world import FullJournal, World
 
 

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.operations import connecting, editing, finishing, reserving
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES, MAX_TUBE_SETS, SWEEP_SLACK, TubeSet
+from tests.support import invariants
 from tests.support.world import Actor, World
 
 NAMES = [b"tube-%d" % number for number in range(3 * (MANY_TUBES - 1))]

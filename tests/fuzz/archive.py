@@ -14,7 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
 from greenstalk_server.core.operations import connecting, finishing, reserving, ticking
@@ -26,6 +25,7 @@ from greenstalk_server.runtime.exit_codes import StartError
 from tests.fuzz.journal import LATER, facts, put_one, recovered, scratch
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk
+from tests.support import invariants
 from tests.support.world import START
 
 ODD: Final[tuple[Any, ...]] = (

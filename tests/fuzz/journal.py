@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server.core import invariants, job_attributes
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND, Job
@@ -41,6 +41,7 @@ from tests.journal.disk import Disk, seeded
 from tests.journal.policy_workload import PolicyBench
 from tests.journal.tagged_workload import TaggedBench
 from tests.journal.workload import SMALL_SEGMENT, Bench, JobSnapshot
+from tests.support import invariants
 from tests.support.world import START, make_broker
 
 BENCHES: Final[dict[int, type[Bench]]] = {1: Bench, 2: Bench, 3: PolicyBench, 4: PolicyBench, 5: TaggedBench}

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.listener import BrokerListener
@@ -32,6 +31,7 @@ from tests.fuzz.oracle import Oracle
 from tests.fuzz.source import Source
 from tests.journal.disk import Chance, Disk, Fault, seeded
 from tests.journal.workload import Bench
+from tests.support import invariants
 from tests.support.grammar import arguments
 from tests.support.talk import buffered_bytes, stream_of
 from tests.support.world import EDITS, START, make_broker

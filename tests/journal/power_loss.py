@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
 from tests.journal.disk import Chance, Disk, Fault, PowerLostError, no_fault, power_lost_at
 from tests.journal.workload import Bench
+from tests.support import invariants
 
 AnyBench = TypeVar("AnyBench", bound=Bench)
 

@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.body_cache import SMALL, Bodies, resident_body
 from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving
@@ -19,6 +18,7 @@ from greenstalk_server.journal.segment import name_of
 from greenstalk_server.net import body_loader
 from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.workload import SMALL_SEGMENT, Bench, recovered
+from tests.support import invariants
 from tests.support.world import START, make_broker
 
 

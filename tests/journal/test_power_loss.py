@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core import invariants
 from tests.journal.disk import Chance, Disk, Fault, PowerLostError, power_lost_at, seeded
 from tests.journal.policy_workload import PolicyBench
 from tests.journal.power_loss import (
@@ -27,6 +26,7 @@ from tests.journal.power_loss import (
 from tests.journal.ruled_workload import RuledBench, RuntimeBench
 from tests.journal.tagged_workload import TaggedBench
 from tests.journal.workload import ELSEWHERE
+from tests.support import invariants
 
 pytestmark = pytest.mark.usefixtures("ignore_warnings")
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
@@ -28,6 +27,7 @@ from greenstalk_server.journal.startup import replay_all
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.journal.disk import Disk, seeded
 from tests.journal.workload import recovered
+from tests.support import invariants
 from tests.support.world import START
 
 HEADER_SIZE = record.SEGMENT_HEADER_SIZE

@@ -15,7 +15,6 @@ from pathlib import Path
 import greenstalk
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, READY
 from greenstalk_server.journal.beanstalkd import find
 from greenstalk_server.journal.startup import IMPORTED_DIRECTORY
@@ -23,6 +22,7 @@ from greenstalk_server.runtime.exit_codes import StartError
 from tests.journal.disk import Chance, Disk, Fault, PowerLostError, no_fault, power_lost_at, seeded
 from tests.journal.test_beanstalkd import V7, binlog_files, change_all_ways, client_of, deletion, full, header, make_job
 from tests.journal.workload import recovered
+from tests.support import invariants
 from tests.support.peer import eventually
 from tests.support.servers import Kind, Server, ours, peer
 from tests.support.world import START

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
 from greenstalk_server.journal.files import Directory
 from tests.journal.disk import Disk, seeded
 from tests.journal.ruled_workload import DOCUMENTS, RuntimeBench
 from tests.journal.workload import JobSnapshot, recovered
+from tests.support import invariants
 
 UNIQUE: tuple[dict[str, Any], ...] = (
     {"tubes": ["mail"], "unique": "body", "unique_for": 20},

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from greenstalk_server.core import invariants, job_attributes
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND
 from greenstalk_server.core.operations import connecting, finishing, putting, ticking
@@ -22,6 +22,7 @@ from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.tagged_workload import TaggedBench
 from tests.journal.test_ruled_restart import jobs_of, kept_keys_of, orders_of
 from tests.journal.workload import Bench, JobSnapshot, recovered
+from tests.support import invariants
 from tests.support.world import START
 
 LONGEST = b"k" * 200

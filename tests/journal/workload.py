@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
 
-from greenstalk_server.core import invariants, job_attributes
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_history
@@ -40,6 +40,7 @@ from greenstalk_server.journal.record import recorded_size
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.writer import JournalWriter
 from tests.journal.disk import Disk
+from tests.support import invariants
 from tests.support.world import START, make_broker
 
 SMALL_SEGMENT: Final = 4096

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.writer import JournalWriter
@@ -27,6 +26,7 @@ from greenstalk_server.protocol.session import INPUT_LIMIT
 from greenstalk_server.runtime.clock import steady_clock
 from tests.journal.disk import Disk
 from tests.net.in_process import listen, wait_until
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT
 from tests.support.world import make_broker
 

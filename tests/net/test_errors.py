@@ -7,12 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import READY
 from tests.net.in_process import is_readable, listen, read_to_end, start_server, wait_until
 from tests.net.test_hang_up import FACTS, Pair, UnwrittenJournal
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT
 
 

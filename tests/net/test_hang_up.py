@@ -8,7 +8,6 @@ from typing import Any
 import gevent
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
@@ -20,6 +19,7 @@ from greenstalk_server.net.connection import MAX_HELD_REPLIES, Connection
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.runtime.clock import steady_clock
+from tests.support import invariants
 
 FACTS = ServerFacts("0" * 16, 1, "1", "pure Python", "host", "os", "platform", 0, lambda: (0.0, 0.0))
 

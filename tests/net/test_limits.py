@@ -18,7 +18,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
@@ -27,6 +26,7 @@ from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.features.tubes.pages.overview import LIMIT_LABELS
+from tests.support import invariants
 from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, ask
 from tests.support.peer import Peer, eventually, open_files
 from tests.support.processes import ending

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND, Job
@@ -23,6 +22,7 @@ from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import resume_from, write_out
 from greenstalk_server.runtime.exit_codes import StartError
+from tests.support import invariants
 from tests.support.cluster import Cluster
 from tests.support.nodes import wait_until
 from tests.support.processes import join

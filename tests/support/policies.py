@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import connecting, finishing, policy_changes, putting, reserving
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
+from tests.support import invariants
 from tests.support.world import World
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Final
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import ticking
 from greenstalk_server.protocol.session import Session
+from tests.support import invariants
 from tests.support.world import START, make_broker, slots
 
 MARK: Final = b"list-tube-used\r\n"

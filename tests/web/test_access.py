@@ -14,12 +14,12 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, finishing, putting, reserving
 from greenstalk_server.web.auth.guard import SAFE_METHODS
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.rights import least_role
+from tests.support import invariants
 
 from .conftest import Queue
 from .forms import SAME_ORIGIN

@@ -9,13 +9,13 @@ import gevent
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.web.changes import operations
 from greenstalk_server.web.features.jobs.pages.actions import ACTIONS
 from greenstalk_server.web.features.jobs.pages.edit import version
+from tests.support import invariants
 
 from .conftest import Queue
 from .forms import SAME_ORIGIN, done, post, refused

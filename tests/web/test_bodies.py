@@ -19,7 +19,6 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import BURIED, SECOND, Job
@@ -33,6 +32,7 @@ from greenstalk_server.net.committer import Committer
 from greenstalk_server.protocol.extended_stats import server_extension
 from greenstalk_server.web.features.jobs.export import LARGE_BODY
 from greenstalk_server.web.reads.jobs.bodies import BATCH_SIZE, ON_DISK
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT
 
 from .api.conftest import TOKEN, Program, problem

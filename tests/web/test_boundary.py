@@ -17,12 +17,12 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from greenstalk_server.config.tables.roles import Rights, Role
-from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import RESERVED, SECOND
 from greenstalk_server.core.operations import connecting, editing, finishing, policy_changes, putting, reserving
 from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.web.app import Dashboard
+from tests.support import invariants
 
 from .conftest import Queue
 from .forms import SAME_ORIGIN

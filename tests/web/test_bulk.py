@@ -10,13 +10,13 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.operations import draining, finishing
 from greenstalk_server.web.changes import bulk
 from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
 from greenstalk_server.web.features.jobs.pages import bulk as bulk_pages
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

@@ -14,12 +14,12 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import READY, SECOND
 from greenstalk_server.core.operations import connecting, reserving
 from greenstalk_server.web.features.connections.pages import MAX_ROWS
 from greenstalk_server.web.reads.connections import BATCH_SIZE, MAX_JOBS_LISTED, MAX_SCANNED_JOBS, MAX_TUBES_LISTED
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue

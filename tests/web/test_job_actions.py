@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse, encode_multipart
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import RESERVED, SECOND, Job
 from greenstalk_server.core.operations import editing, finishing, kicking, putting, reserving
 from greenstalk_server.web.features.jobs.pages.edit import as_lines, from_lines, line_ends
 from greenstalk_server.web.framework.fields import MAX_PUT
+from tests.support import invariants
 
 from .conftest import Queue
 from .forms import SAME_ORIGIN, done, post, refused

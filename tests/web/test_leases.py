@@ -12,7 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs import job_history
@@ -30,6 +29,7 @@ from greenstalk_server.web.features.leases.leases import (
     ReserveRequest,
 )
 from greenstalk_server.web.live.peer import Peer
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

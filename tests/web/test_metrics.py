@@ -22,7 +22,6 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.operations import (
@@ -41,6 +40,7 @@ from greenstalk_server.web.features.metrics import ledger
 from greenstalk_server.web.features.metrics.exporter import SAMPLE_BATCH
 from greenstalk_server.web.features.metrics.ledger import LABEL_RETENTION, MAX_LABELS, OTHER, TUBE_BATCH
 from greenstalk_server.web.framework.cooperative import Pace
+from tests.support import invariants
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue

@@ -9,13 +9,13 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import editing, finishing
 from greenstalk_server.web.changes import tube_changes
 from greenstalk_server.web.changes.tasks import DONE, FAILED, Task
 from greenstalk_server.web.changes.tube_changes import TubePlan
 from greenstalk_server.web.framework.access import Principal
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

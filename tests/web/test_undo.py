@@ -17,7 +17,6 @@ from flask import Flask, g
 from flask.testing import FlaskClient
 
 from greenstalk_server.config.tables.roles import Rights
-from greenstalk_server.core import invariants
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.operations import editing, finishing, policy_changes, reserving
@@ -32,6 +31,7 @@ from greenstalk_server.web.features.jobs.pages.edit import version
 from greenstalk_server.web.framework.access import Principal
 from greenstalk_server.web.store.rows import Change
 from greenstalk_server.web.store.sqlite import SqliteRows
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue, changing

@@ -6,8 +6,8 @@ import sys
 from typing import Final
 
 from greenstalk_server import cli
-from greenstalk_server.core import invariants
 from greenstalk_server.net.server import Server
+from tests.support import invariants
 
 CHECKED: Final = "the broker's invariants hold"
 """Printed after the server has stopped, if the invariants hold."""

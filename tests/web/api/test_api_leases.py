@@ -18,12 +18,12 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.operations import finishing, kicking, putting, ticking
 from greenstalk_server.web.features.jobs.jobs import MAX_JSON_BODY
 from greenstalk_server.web.features.leases import leases as operations
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT, Daemon, environment
 from tests.support.pages import block
 from tests.support.peer import Peer, eventually

@@ -9,10 +9,10 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.operations import editing
 from greenstalk_server.web.auth.logins import LOCK_TIME, MAX_FAILURES
 from greenstalk_server.web.framework.api.router import ROOT
+from tests.support import invariants
 
 from ..conftest import Queue
 from ..forms import SAME_ORIGIN

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
@@ -18,6 +17,7 @@ from greenstalk_server.core.operations import draining, finishing, kicking, poli
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.web.features.jobs.jobs import MAX_JSON_BODY
 from greenstalk_server.web.framework.notices import NOT_DURABLE
+from tests.support import invariants
 
 from ..conftest import Queue
 from .conftest import TOKEN, Program, problem

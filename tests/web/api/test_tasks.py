@@ -7,10 +7,10 @@ from typing import Any
 import gevent
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, READY
 from greenstalk_server.core.operations import draining, finishing, reserving
 from greenstalk_server.web.changes import tasks
+from tests.support import invariants
 
 from ..conftest import Queue
 from .conftest import Program, problem

@@ -6,11 +6,11 @@ from typing import Any, get_args
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, editing, finishing, reserving
 from greenstalk_server.web.features.tubes.api.tubes import Sort
 from greenstalk_server.web.features.tubes.tube_view import BY_NAME, SORTS
+from tests.support import invariants
 
 from ..conftest import Queue
 from .conftest import Program, problem
