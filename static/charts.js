@@ -25,7 +25,7 @@
   const tenths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
   const hundredths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
   const short = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 2 });
-  const utc = { hour: "2-digit", minute: "2-digit", timeZone: times.timeZone }; // of static/times.js, like all times of the dashboard
+  const utc = { hour: "2-digit", minute: "2-digit", timeZone: times.timeZone }; // the zone of static/times.js, as for all times of the dashboard
   const day = { day: "2-digit", month: "short" };
   const isLong = seconds > 86400; // the axis has days
   const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", timeZone: times.timeZone });

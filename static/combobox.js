@@ -3,7 +3,8 @@
 "use strict";
 
 // *choose* is called with the place of the chosen option, and *open* at an arrow key while the list is closed. *first* is
-// the place that is selected at first: 0, or -1 for none; then the arrow keys also lead to none, and around.
+// the place that is selected at first: 0, or -1 for none. With -1, the arrow keys also select none, between the last
+// option and the first.
 window.Combobox = class {
   constructor(input, box, list, status, { noun, first, open, choose }) {
     Object.assign(this, { input, box, list, status, noun, first, at: first, asking: null });

@@ -93,7 +93,7 @@ function setFigure(element, text) {
   if (element.dataset.path !== undefined) {
     const path = element.querySelector("path");
     if (path.getAttribute("d") !== text) {
-      path.setAttribute("d", text); // which costs layout and paint, even if nothing changes
+      path.setAttribute("d", text); // setting it costs layout and paint, even if nothing changes
     }
     return;
   }

@@ -43,7 +43,7 @@
     typing = setTimeout(ask, TYPING_MS);
   }
 
-  // Replaces the term before the cursor. After a name, the values follow; after a value, a space.
+  // Replaces the term before the cursor. A name is followed by suggestions of values, and a value by a space.
   function choose(place) {
     const text = terms[place];
     const isName = text.endsWith(":");

@@ -120,12 +120,12 @@ from greenstalk_server.web.store.store import Store
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
 
 MAX_REQUEST_BODY = 64 * 1024
-"""Bytes of a request to a page, not counting the job body of a put or an edit."""
+"""Maximum bytes of a request to a page, not counting the job body of a put or an edit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """The dashboard of one broker: its Flask app, and what runs beside the requests.
+    """The dashboard of one broker: its Flask app, and the services that run beside the requests.
 
     Call `start`, serve `app`, call `stop`, stop the HTTP server, and call `flush`, in this order.
     """
@@ -150,8 +150,8 @@ class Dashboard:
     def start(self) -> None:
         """Load the templates, and begin to sample the history and to evaluate the conditions. Does not switch.
 
-        Compiling the templates takes 0.2 s of CPU if none is in the cache; during the first visits that would stall
-        workers.
+        Compiling the templates takes 0.2 s of CPU if none is in the cache. Compiled during the first visits, they would
+        stall workers.
         """
         load_templates(self.app.jinja_env)
         self.history.start()
@@ -184,13 +184,13 @@ def create_dashboard(
     role: Callable[[], ClusterStatus] | None = None,
     rows: Rows | None = None,
 ) -> Dashboard:
-    """Return the dashboard of *broker*, not started. Its app holds it as `extensions["dashboard"]`.
+    """Return the dashboard of *broker*, not started. Its app holds the dashboard as `extensions["dashboard"]`.
 
     options         None for the defaults of WebOptions.
     commit          returns True when every change made so far is as durable as an acknowledged command,
                     or False if that takes too long. May switch. None without a journal.
     rows            keeps the dashboard's own data, which the caller restores once this server leads; None for a SQLite
-                    file in the directory of *options*, or for memory without one.
+                    file in the directory of *options*, or for memory if *options* name no directory.
     role            returns the role of a server that shares its journal with other servers; None without such servers.
     """
     options = options or WebOptions()
@@ -390,7 +390,7 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     """Return the values that every template may use.
 
     notice          the outcome of the change that led to this page, from its URL; None if there was no change.
-    sent            the form that was refused, for its page.
+    sent            the form that was refused, whose page shows the entered values again.
     principal         the principal and their permissions.
     sees_alerts     whether the principal may see the receivers of alerts.
     navigation      endpoint and label of each page that the principal may see.

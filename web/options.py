@@ -61,7 +61,7 @@ class WebOptions:
                     shown in the examples of an empty queue.
     limits          limits on jobs, tubes and connections.
     thresholds      returns the thresholds of conditions that need attention, which may change.
-    receivers       returns the receivers of alerts about them, which may change.
+    receivers       returns the receivers of alerts about these conditions, which may change.
     peers           returns the other servers to show, which may change.
     """
 

@@ -49,7 +49,8 @@ class DashboardFactory:
     """Creates dashboards and their HTTP server for one listening socket.
 
     address         URL of the dashboard.
-    settings        returns the settings in force that SIGHUP reloads: the options until this is replaced.
+    settings        returns the current values of the settings that SIGHUP reloads: those of the options, until this is
+                    replaced.
     """
 
     def __init__(self, listener: socket.socket, options: Options, beanstalk: str) -> None:

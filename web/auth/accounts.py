@@ -25,7 +25,7 @@ from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.options import Provider, WebOptions
 
 SHARED: Final = " password"
-"""End of the source of an account with a shared password, after the role."""
+"""The source of an account with a shared password is its role, followed by this text."""
 
 OPEN_ID: Final = "OpenID Connect"
 """Source of an account of the identity provider."""

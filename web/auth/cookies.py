@@ -1,11 +1,12 @@
 """The cookies of a session and of a sign-in in progress.
 
-Over HTTPS a cookie is Secure, and has the prefix `__Host-`, so that no other host and no unencrypted page can set it;
-under a path prefix `__Secure-`, since browsers accept `__Host-` only for the whole site. The name contains the port, so
-that several servers of one host do not sign each other's users out: browsers send cookies to every port.
+Over HTTPS a cookie is Secure, and has the prefix `__Host-`, so that no other host and no unencrypted page can set it.
+Under a path prefix, the cookie has the prefix `__Secure-` instead, since browsers accept `__Host-` only for the whole
+site. The name contains the port, so that several servers of one host do not sign each other's users out: browsers send
+cookies to every port.
 
-SameSite is Lax, not Strict: a link from a chat or a wiki, and the redirect from an identity provider, must find the
-user signed in. A request that changes something needs more than the cookie (guard.py).
+SameSite is Lax, not Strict: a link from a chat or a wiki, and the redirect from an identity provider, must reach a page
+on which the user is still signed in. A request that changes something needs more than the cookie (guard.py).
 """
 
 from __future__ import annotations

@@ -278,7 +278,8 @@ class Guard:
     def _authenticate(self) -> Principal:
         """Return the principal of a page, by the session or the password. May switch.
 
-        Raise Unauthorized or TooManyRequests as `_log_in` does. Redirect a browser with neither to the sign-in page.
+        Raise Unauthorized or TooManyRequests as `_log_in` does. Redirect a browser with neither a
+        session nor a password to the sign-in page.
         """
         if "Authorization" not in request.headers and self._has_login:
             session = self.current_session()

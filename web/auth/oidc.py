@@ -71,7 +71,8 @@ MAX_NEXT: Final = 1500
 MAX_GROUPS: Final = 1000
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Allowed signature algorithms, all with the provider's private key: not `none`, and none with the client's secret."""
+"""Allowed signature algorithms. Each signs with the provider's private key, unlike `none` and those with the client's
+secret."""
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +247,7 @@ class OpenIdClient:
     def _get_shared(self, url: str) -> dict[str, Any]:
         """Return the JSON object at *url*; raise _ProviderFailed, also just after a failure. Blocks; needs the lock.
 
-        Otherwise each user who waits for the lock would wait for one more timeout.
+        If the failure were not remembered, each user who waits for the lock would wait for one more timeout.
         """
         if self._failure is not None and time.monotonic() - self._failure[0] < FAILED_FOR:
             raise _ProviderFailed(self._failure[1])
@@ -380,7 +381,7 @@ class _Exchange:
                 sock.close()
 
     def watch(self, sock: socket.socket) -> None:
-        """Let `abort` shut *sock* down: a duplicate stays valid when TLS takes the socket over."""
+        """Let `abort` shut *sock* down, by a duplicate, since TLS takes over the file descriptor of *sock*."""
         self._sockets.append(sock.dup())
         if self._is_aborted:
             self.abort()
@@ -394,11 +395,14 @@ class _Exchange:
 
 
 _current: Final = threading.local()
-"""Has the attribute `exchange` in a thread that runs one."""
+"""In a thread that runs an _Exchange, the attribute `exchange` is that object."""
 
 
 def _watch_connections(session: Any) -> None:
-    """Make the exchange of this thread watch the connections of *session*. Timeouts of requests are per read."""
+    """Make the exchange of this thread watch the connections of *session*.
+
+    The timeouts of `requests` limit only a single read.
+    """
     from requests.adapters import HTTPAdapter  # noqa: PLC0415  optional dependency
     from urllib3.connection import HTTPConnection, HTTPSConnection  # noqa: PLC0415
 

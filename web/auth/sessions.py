@@ -166,7 +166,8 @@ class Sessions:
     def _fingerprint(self, account: Account, call: Callable[[Callable[[], str]], str]) -> str:
         """Return a hash of the credential of *account*, empty if it no longer exists. May switch if *call* does.
 
-        The hash of a shared password takes 40 ms at first, since the file must not help to guess the password.
+        The first hash of a shared password takes 40 ms: it is slow so that the file does not help to guess the
+        password.
         """
         secret = self._credential_of(account)
         if not secret or not self.store.is_kept:

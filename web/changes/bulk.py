@@ -465,7 +465,7 @@ class Bulk(QueueChanges):
 
         wants_body = (
             applies_to if plan.change.action.field_name or recording.wants_bodies else never_wants_body
-        )  # a rewritten job record includes the body, and so does a deleted job that may come back
+        )  # the record of a changed job includes the body, and so does that of a deleted job that an undo may restore
         for job, body in self._select(task, plan, wants_body):
             task.matched += 1
             if not applies_to(job):

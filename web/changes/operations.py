@@ -57,7 +57,7 @@ MAX_MEASURED: Final = 1000
 used."""
 
 MAX_REASON_LENGTH: Final = 200
-"""Characters in the reason for a pause."""
+"""Maximum characters of the reason for a pause."""
 
 CLOSE_TIMEOUT: Final = 1.0
 """Seconds to wait for a connection to close. Normally it closes in the next iteration of the event loop."""
@@ -79,8 +79,8 @@ class Put:
 class Added:
     """The outcome of a put.
 
-    id              the new job, or, if *is_duplicate*, the earlier job with the same idempotency key or body. That job
-                    may be finished.
+    id              id of the new job, or, if *is_duplicate*, of the earlier job with the same idempotency key or body,
+                    which may be finished.
     is_duplicate    the put added nothing, because its idempotency key is taken, or because the policy of the tube
                     requires unique bodies (`unique`).
     """
@@ -96,7 +96,8 @@ class Changed:
     jobs            number of the changed or deleted jobs.
     change_number   number of the saved change; None if it cannot be undone.
     is_stopped      the change stopped early, because changed jobs could not be stored.
-    problem         why it cannot be undone or stopped, and which jobs cannot be put back; empty if all were stored.
+    problem         why the change cannot be undone or why it stopped, and which jobs cannot be put back; empty if all
+                    jobs were stored.
     """
 
     jobs: int
@@ -106,7 +107,7 @@ class Changed:
 
     @staticmethod
     def of(jobs: int, recording: Recording) -> Changed:
-        """Return the outcome of a change, whose jobs are durably saved then. Switches."""
+        """Return the outcome of a change, after its jobs are durably saved. Switches."""
         number = recording.close()
         return Changed(jobs, number, bool(recording.stopped), recording.outcome)
 
@@ -293,7 +294,7 @@ class Operations(QueueChanges):
         if recording.is_active:
             with suppress(BodyLost):
                 job, body = load_job_with_body(self._broker, find)
-            require_operator(job.tube.name)  # it may have moved
+            require_operator(job.tube.name)  # the job may have moved to another tube
         name = job.tube.name.decode()
         before = recording.encode(job, body)
         if not finishing.delete_job(self._broker, job.id, self._clock(), is_forced(job)):
@@ -560,5 +561,5 @@ def _named(job: Job) -> str:
 
 
 def _size_of(tube: Tube, state: int, jobs: int) -> int:
-    """Return the bytes of the bodies of the *jobs* jobs of *tube* in *state*; at least these if they are many."""
+    """Return the bytes of the bodies of the *jobs* jobs of *tube* in *state*; if they are many, an upper bound."""
     return tube.body_bytes if jobs > MAX_MEASURED else sum([job.size for job in tube.walk(state)])

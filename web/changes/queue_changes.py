@@ -1,4 +1,4 @@
-"""What operations, bulk changes and undos need of the server."""
+"""The base class of operations, bulk changes and undos: the parts of the server that they use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from greenstalk_server.web.store.saved_data import SavedData
 
 
 class QueueChanges:
-    """Base class of what changes the queue of *broker*."""
+    """Base class of the classes that change the queue of *broker*."""
 
     def __init__(
         self,

@@ -1,13 +1,13 @@
 """Changes of jobs that operators made, kept for a day, so that they can be undone (undo.py).
 
-A saved change is one deletion, or one change, of any number of jobs. It has its jobs as they were before the change
-and, unless they were deleted, as they were after the change. An undo compares the latter with the present jobs. They
-are saved in parts of about PART_SIZE bytes, each one or two rows in the format of a journal segment, beside one row
-that describes the change. The rows are in a file of their own, in the database of a shared journal, or in memory. Up to
-PARTS_TOGETHER parts are written together, and are durable when `Recording.flush` returns.
+A saved change is one deletion, or one change, of any number of jobs. It contains the jobs as they were before the
+change and, unless they were deleted, as they were after the change. An undo compares the jobs after the change with the
+present jobs. The jobs are saved in parts of about PART_SIZE bytes, each one or two rows in the format of a journal
+segment, beside one row that describes the change. The rows are in a file of their own, in the database of a shared
+journal, or in memory. Up to PARTS_TOGETHER parts are written together, and are durable when `Recording.flush` returns.
 
-The total size and the number of saved changes are bounded. When they are full, the oldest change of the user whose
-changes take most is dropped, so that a program with an API token does not push out the changes of operators.
+The total size and the number of saved changes are bounded. When a bound is reached, the oldest change of the user whose
+changes take most space is dropped, so that a program with an API token does not push out the changes of operators.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ MAX_SIZE: Final = 256 * 10**6
 """Maximum bytes of all saved changes."""
 
 MAX_SIZE_IN_MEMORY: Final = 32 * 10**6
-"""The same without a directory or a database."""
+"""Maximum bytes of all saved changes without a directory or a database."""
 
 MAX_CHANGES: Final = 10_000
 
 SPARE: Final = 100
-"""When the space or the places are full, 1/SPARE of them is freed, since the choice takes three milliseconds."""
+"""When a limit on the size or the number of changes is reached, 1/SPARE of it is freed at once, since choosing the
+changes to drop takes three milliseconds."""
 
 LIFETIME: Final = 24 * 3600 * SECOND
 """Time for which a change can be undone, nanoseconds."""
@@ -60,7 +61,8 @@ PARTS_TOGETHER: Final = 32
 """Parts that are written and read together: a megabyte, unless a job is larger."""
 
 MAX_WRITE: Final = 2 * PARTS_TOGETHER * PART_SIZE
-"""Bytes that must be free before a change continues with the next parts; other writers may take half of them."""
+"""Bytes that must be free on the disk before a change continues with the next parts; other writers may take half of
+them."""
 
 DELETED_JOB_SIZE: Final = 128
 """Approximate bytes of a saved deleted job without its body."""
@@ -93,13 +95,13 @@ class SavedChange(msgspec.Struct):
     by          name of the user; empty without sign-in.
     at          time of the change, nanoseconds.
     is_deletion whether the jobs were deleted.
-    has_bodies  whether the bodies are saved: those of deleted jobs, or a body that was edited.
+    has_bodies  whether bodies are saved: those of deleted jobs, or a body that an edit replaced.
     jobs, size  number of the saved jobs, and bytes of their parts.
     parts       number of the parts.
-    lost        jobs that were changed, and not saved because their bodies could not be read.
-    next_part   first part that is not put back yet; jobs of earlier parts are.
+    lost        number of changed jobs that were not saved because their bodies could not be read.
+    next_part   first part whose jobs are not all put back yet; the jobs of earlier parts are put back.
     next_job    number of jobs of that part that are put back.
-    undone_at   time at which the last job was put back; 0 before.
+    undone_at   time at which the last job was put back; 0 until then.
     is_open     whether the change, or its undo, is still running.
     """
 
@@ -124,7 +126,7 @@ class SavedChange(msgspec.Struct):
         return self.at + LIFETIME
 
     def is_kept(self, now: int) -> bool:
-        """Whether its jobs were saved, less than a day before *now*."""
+        """Whether the jobs of the change were saved less than a day before *now*."""
         return self.parts > 0 and now < self.until
 
     def is_controlled_by(self, who: Principal) -> bool:
@@ -133,7 +135,7 @@ class SavedChange(msgspec.Struct):
 
 
 class SavedPart(NamedTuple):
-    """The jobs of one part, each in a tube that only has the name.
+    """The jobs of one part. The tube of each job is an object that only has the tube's name.
 
     before      the jobs before the change.
     after       the jobs after the change, by id; empty if they were deleted.
@@ -157,8 +159,8 @@ class SavedChanges:
         self.room_refusal: Callable[[int], str] = room_refusal
         self._rows: Rows = rows
         self._clock: Clock = clock
-        self._kept: dict[int, SavedChange] | None = None  # by number, ascending; None until they are read
-        self._dropping: set[int] = set()  # dropped, but the write that removes their rows may still fail
+        self._kept: dict[int, SavedChange] | None = None  # by number, ascending; None until the changes are read
+        self._dropping: set[int] = set()  # dropped changes whose rows a failed write may have left
         self._last_number: int = 0
         self._failed_at: int = 0
         self._error: str = ""
@@ -212,7 +214,8 @@ class SavedChanges:
     def record_change(self, title: str, jobs: int, body_bytes: int = -1) -> Recording:
         """Begin to save a change of about *jobs* jobs, 0 if unknown, unless it is too large to be undone.
 
-        *body_bytes*, unless negative, is the size of the bodies, which are saved too because the change replaces them.
+        *body_bytes* is the size of the bodies, which are saved because the change replaces them; negative if it does
+        not.
         """
         size = jobs * CHANGED_JOB_SIZE + max(0, body_bytes)
         return self._record(title, size, is_deletion=False, has_bodies=body_bytes >= 0)
@@ -228,7 +231,7 @@ class SavedChanges:
             return f"{text.rough_size(size)} are more than {text.rough_size(self.limit)}"
         if self._failed_at and self._clock() < self._failed_at + ERROR_TIME:
             return f"the jobs cannot be stored: {self._error}"
-        return self.room_refusal((size + min(size, MAX_WRITE)) // 2)  # only some parts are in the log at a time
+        return self.room_refusal((size + min(size, MAX_WRITE)) // 2)  # the log holds only some parts at a time
 
     def begin(self, change: SavedChange) -> None:
         """Give *change* its number, above all others, and keep it. Call it when its first job has been changed."""
@@ -307,9 +310,9 @@ class SavedChanges:
             raise
 
     def _make_room(self, change: SavedChange, size: int) -> list[SavedChange]:
-        """Drop expired changes, and the oldest ones of those who take most, until *size* more bytes fit.
+        """Drop expired changes, and the oldest of the users whose changes take most space, until *size* more bytes fit.
 
-        Return the dropped ones. Raise TooLarge, and drop none, if *size* bytes do not fit without them either.
+        Return the dropped changes. Raise TooLarge, and drop none, if *size* bytes would not fit even after that.
         """
         assert self._kept is not None
         if change.size + size > self.limit:
@@ -343,14 +346,14 @@ class SavedChanges:
     def _write(self, changes: list[Change], removed: int) -> None:
         """Write *changes*, and remove the rows of saved changes that are not kept; raise OSError. Switches.
 
-        *removed*: bytes of the rows that *changes* remove. SQLite writes other rows again where these were.
+        *removed*: bytes of the rows that *changes* remove, whose space SQLite uses for other rows.
         """
         rewritten = min(removed, sum([one.size for one in (self._kept or {}).values()]))
         if refusal := self.room_refusal(rewritten + sum([len(data or b"") for _, _, _, data in changes])):
             raise OSError(refusal)
         before = min([next(iter(self._kept or ()), 1), *self._dropping]) - 1
         try:
-            # a database may have parts of a write that has failed
+            # a database may contain parts of a failed write
             run_in_thread(self._rows.write, changes, dict.fromkeys((HEAD, *_KINDS), before))
         except OSError as error:
             self._note(error)
@@ -371,12 +374,12 @@ class Recording:
 
     Invariant: the jobs that `encode` and `add` name are changed in between, without a switch.
 
-    refusal         why the change is not saved; the methods do nothing then. Empty if it is.
+    refusal         why the change is not saved, in which case the methods do nothing; empty if it is saved.
     stopped         why no more jobs may be changed; empty if they may.
     """
 
     def __init__(self, changes: SavedChanges, change: SavedChange, refusal: str, *, is_promised: bool) -> None:
-        """*is_promised*: the size of the change was known, so the user expects an undo."""
+        """*is_promised*: the user was told that the change can be undone, since its size was known."""
         self.refusal: str = refusal
         self.stopped: str = ""
         self._is_promised: bool = is_promised
@@ -411,7 +414,7 @@ class Recording:
     def add(self, before: EncodedJob | None, after: Job | None = None) -> None:
         """Add a deleted job, or a changed job with its state *after* the change.
 
-        A job that a change has deleted, because its tube was truncated, cannot be put back.
+        A job cannot be put back if the change deleted it because its tube was truncated.
         """
         if not self.is_active or (after is None and not self._change.is_deletion):
             return
@@ -492,9 +495,10 @@ class Recording:
 def _oldest_of_largest(
     changes: list[SavedChange], taken: Counter[str], weight: Callable[[SavedChange], int]
 ) -> Iterator[SavedChange]:
-    """Yield *changes*, each time the oldest one of the user who takes most.
+    """Yield *changes*, each time the oldest change of the user whose changes take most space.
 
-    *taken* has what each user takes, which a yielded change reduces by its *weight*.
+    *taken* has the space that the changes of each user take; yielding a change reduces it by the *weight* of the
+    change.
     """
     queues: dict[str, deque[SavedChange]] = {}
     for one in changes:

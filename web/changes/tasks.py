@@ -82,7 +82,7 @@ class Task:
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
     is_cancelled    a principal has cancelled the task; it ends at its next `checkpoint`.
-    message         reason why the task ended early, and the jobs that it skipped; otherwise empty.
+    message         reason why the task ended early, and the jobs that it skipped; empty if neither applies.
     back            a function that returns the address of the task's subject; None if there is no such page.
     is_listed       whether the task is in the list of tasks; a task that a page starts by itself is not.
     change_number   number of the change that the task has made, if it can be undone; see changes.saved_changes.
@@ -216,7 +216,7 @@ class Tasks:
     def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
         """Return the most recent task whose subject *is_wanted*, or None.
 
-        Only tasks of principals with the rights of the current principal are considered.
+        Only tasks of principals who have the same rights as the current principal are considered.
         """
         who = principal()
         found = (task for task in reversed(self._kept.values()) if task.who.shares_rights_with(who))

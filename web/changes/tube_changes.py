@@ -285,7 +285,7 @@ class TubeChanges(QueueChanges):
             self._commit()
             raise
         finally:
-            if plan.change.key == KICK:  # the others change no jobs
+            if plan.change.key == KICK:  # the other actions change no jobs
                 task.change_number = recording.close()
                 task.message = f"{task.message} {recording.outcome}".strip()
             counts = {"tubes": changed.tubes} | ({"jobs": changed.jobs} if plan.change.key == KICK else {})

@@ -1,10 +1,10 @@
 """Undo: a task that puts the jobs of a saved change back, as they were before the change.
 
-A deleted job returns with its id; a changed job gets its former fields and its history back, if it is still as the
-change left it. A job that cannot be put back is counted with the reason, and the other jobs are put back. A change is
-undone once. An undo that was cancelled, that had no room, or that a crash ended, can be continued: the position is in
-memory, and is saved after each megabyte, once its jobs are durable. So after a crash in between, deleted jobs of one
-megabyte may come back although a worker has finished them since.
+A deleted job is restored with its id. A changed job gets its former fields and its history back, if nothing has changed
+it since. A job that cannot be put back is counted with the reason, and the other jobs are put back. A change is undone
+once. An undo that was cancelled, that had no room, or that a crash ended, can be continued: the position is in memory,
+and is saved after each megabyte, once its jobs are durable. So if the server crashes between two saves, up to a
+megabyte of deleted jobs may come back a second time, although workers have finished them since.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REASONS: Final = {
     Refusal.RESERVED: "a worker holds the job",
     Refusal.CHANGED: "the job has been reserved or changed since",
 }
-"""The reason for each refusal. All others are limits of the server."""
+"""The reason for each refusal. All refusals that are not listed are limits of the server."""
 
 _LIMITED: Final = "a limit of the server is reached"
 
@@ -140,7 +140,8 @@ class Undo(QueueChanges):
     def _put_back(self, task: Task, subject: UndoTask) -> None:
         """Put the jobs of the next parts back, and save the position. Switches.
 
-        A cancelled undo ends after these parts: it could not tell later which of their jobs workers have finished.
+        A cancelled undo first completes these parts: later, it could not tell which of their jobs workers have
+        finished.
         """
         change = subject.change
         task.checkpoint()

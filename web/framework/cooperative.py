@@ -1,6 +1,6 @@
 """Long work in short slices, so that workers are not delayed.
 
-One slice runs per iteration of the event loop, of all work together: the slices of fifty greenlets that end their
+All long work together runs one slice per iteration of the event loop: the slices of fifty greenlets that end their
 pauses at the same time run in fifty iterations.
 
 Work in a request goes first: the slices of a page make work outside of requests pause, such as tasks and the monitor.
@@ -37,7 +37,7 @@ MAX_PAUSE: Final = 0.1
 """Maximum seconds of a pause, unless CROWD is exceeded."""
 
 MAX_IDLE_CPU: Final = 0.0001
-"""CPU seconds that others use at most during a yield while they have no work. Elapsed time would include the time of
+"""Maximum CPU seconds that others use during a yield while they have no work. Elapsed time would include the time of
 other processes. Long work would then pause on a loaded machine although nobody waits for this process.
 """
 
@@ -45,7 +45,7 @@ MAX_COUNTED_SLICE: Final = 2 * SLICE
 """CPU seconds of a slice that do not count as work of others. A slice that takes longer may have switched greenlets."""
 
 BUSY_PERIOD: Final = 0.01
-"""Seconds that others are assumed to be busy after a yield during which they were."""
+"""Seconds that others are assumed to stay busy after a yield during which they were busy."""
 
 T = TypeVar("T")
 
@@ -54,8 +54,9 @@ class Pace:
     """Limits long work to slices of about SLICE seconds.
 
     The work takes its items from `each`, or calls `yield_if_due` every few items. It gets a
-    thirtieth of the time while others are busy, and most of it while they are not. Others are all greenlets, except for
-    work in slices: this shares the time, but work in requests counts as others for work outside of requests.
+    thirtieth of the time while others are busy, and most of it while they are not. “Others” are all greenlets that do
+    not work in slices. Greenlets that work in slices share the time with each other, but work outside of requests
+    counts work in requests as others.
     """
 
     def __init__(self) -> None:

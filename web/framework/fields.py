@@ -17,7 +17,7 @@ MAX_NUMBER: Final = 2**32 - 1
 """The largest priority, and the largest number of seconds (protocol.txt)."""
 
 MAX_PUT: Final = 1024 * 1024
-"""Bytes of a body that a page can put, if the queue accepts such large jobs: the body is read on the event loop."""
+"""Maximum bytes of a body that a page can put, if the queue accepts such large jobs: the event loop reads the body."""
 
 STATES: Final = (READY, RESERVED, DELAYED, BURIED)
 """States in the order in which pages show them."""

@@ -74,7 +74,8 @@ _COMPATIBLE: Final = ip_network("::/96")
 
 _LOCAL_NAT64: Final = ip_network("64:ff9b:1::/48")
 _TEREDO: Final = ip_network("2001::/32")
-"""Networks of tunnels and translators, whose addresses may contain any IPv4 address; no host has one of its own."""
+"""Networks of tunnels and translators, whose addresses may contain any IPv4 address; no host has its own
+address there."""
 
 
 class RequestFailed(Exception):
@@ -304,7 +305,7 @@ class _Call:
         raise RequestFailed(failed or refused or f"{host} has no address")
 
     def _watch(self, sock: socket.socket) -> None:
-        """Let `abort` shut *sock* down: a duplicate stays valid when TLS takes the socket over."""
+        """Let `abort` shut *sock* down, by a duplicate, since TLS takes over the file descriptor of *sock*."""
         before, self._handle = self._handle, sock.dup()
         if before is not None:
             before.close()

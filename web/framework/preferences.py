@@ -18,7 +18,7 @@ from greenstalk_server.web.framework import fields
 from greenstalk_server.web.framework.rights import open_to
 
 COOKIE_LIFETIME: Final = 365 * 86400
-"""Seconds."""
+"""Seconds that the browser keeps a cookie."""
 
 
 @dataclass(frozen=True, slots=True)

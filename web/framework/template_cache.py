@@ -45,7 +45,7 @@ class TemplateCache(BytecodeCache):
 
     Jinja compares the checksum of a template's source. The code depends on more: on the version of Jinja, and on
     the settings, filters, and `finalize` of the environment, which are in the package `web`. The file is valid for one
-    state of both: in an installation, one version of the server.
+    version of Jinja and one state of the package: in an installation, for one version of the server.
 
     The file names no directory, because a wheel is installed elsewhere than it was built.
     """
@@ -87,7 +87,7 @@ class TemplateCache(BytecodeCache):
                 written.unlink()
 
     def _read(self) -> dict[str, bytes]:
-        """Return the code in the file; nothing if the file is missing, damaged, or of another state."""
+        """Return the code in the file; nothing if the file is missing, damaged, or written for another state."""
         try:
             content = self._path.read_bytes()
         except OSError:

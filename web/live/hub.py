@@ -66,7 +66,8 @@ REFRESH_INTERVAL: Final = 1.0
 """Seconds between two renderings of a page."""
 
 GATHER_TIME: Final = 0.05
-"""Seconds from the start of a stream to its first rendering. Streams that start within them share that rendering."""
+"""Seconds from the start of a stream to its first rendering. Streams that start within this time share that
+rendering."""
 
 HEARTBEAT_INTERVAL: Final = 15.0
 """Seconds after which an idle stream sends a heartbeat. Proxies cut silent connections, many after 55 s."""
@@ -129,7 +130,7 @@ class Topic:
         self._changes, self._whole = b"", (NO_NAMES, b"")
         names = {kind: values.keys() for kind, values in state.items()}
         if names != self.names:
-            self.names = {kind: frozenset(found) for kind, found in names.items()}  # equal ones share their memory
+            self.names = {kind: frozenset(found) for kind, found in names.items()}  # equal sets share their memory
         return True
 
     def message_since(self, version: int, names: Names) -> bytes:
@@ -197,7 +198,7 @@ class LiveHub:
         self._app: Flask = app
         self._clock: Clock = clock
         self._states: dict[str, Render] = {}
-        self._api: set[str] = set()  # the names among these that belong to the API
+        self._api: set[str] = set()  # the registered names that belong to the API
         self._in_all: dict[str, Callable[[], State]] = {}
         self._topics: dict[TopicKey, Topic] = {}
         self._streams: dict[Stream, None] = {}

@@ -25,7 +25,7 @@ from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.framework.sorting import Order
 
 MAX_FILTER_LENGTH: Final = 200
-"""Characters of a filter: the length of the longest tube name."""
+"""Maximum characters of a filter: the length of the longest tube name."""
 
 MAX_TUBES_NAMED: Final = 10
 """Maximum watched tubes in the result of `tube_names`."""
@@ -43,7 +43,7 @@ MAX_SCANNED_JOBS: Final = 5000
 """Held jobs among which the details of one connection find those that time out first: about 1 ms."""
 
 BATCH_SIZE: Final = 64
-"""Connections or tube names examined between two chances for others to run."""
+"""Connections or tube names examined per batch, between two yields to the event loop."""
 
 _NEVER: Final = 2**64
 """Sorts after every time."""
@@ -155,13 +155,13 @@ def soonest_jobs(client: Client, count: int, max_scanned: int) -> list[Job]:
 
 
 def resolve_actors(broker: Broker, numbers: set[int]) -> dict[int, ActorRef]:
-    """Return who the connections *numbers* are or were. Takes 0.4 ms with 10,000 connections."""
+    """Return the present or former client of each connection in *numbers*. Takes 0.4 ms with 10,000 connections."""
     found = _by_number(broker, numbers)
     return {number: _actor(broker, number, found.get(number)) for number in numbers}
 
 
 def client_name(client: Client) -> str:
-    """Return what is known of the identity of *client*, on one line."""
+    """Return the known parts of the identity of *client*, on one line."""
     return ", ".join(filter(None, (client.name, "HTTP" if client.is_http else "")))
 
 

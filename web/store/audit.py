@@ -131,7 +131,7 @@ class Audit:
             log.error("audit log: its rows cannot be read: %s", error)  # noqa: TRY400  the message is complete
 
     def _restore(self, last: int) -> None:
-        """Continue after the number *last*; the entries so far follow it."""
+        """Continue after the number *last*; the entries so far get the numbers that follow it."""
         early = [structs.replace(entry, number=entry.number + last) for entry in self.entries]
         self.entries.clear()
         self.entries.extend(early)

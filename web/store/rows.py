@@ -1,4 +1,4 @@
-"""Rows: what the dashboard stores, independent of where it is stored.
+"""Rows: the data that the dashboard stores, in a form that does not depend on the storage.
 
 A row has a kind, a number, a name and data. Each feature of the dashboard chooses the kinds of its rows and what their
 numbers and names mean; docs/dashboard-data.md lists them.

@@ -163,7 +163,7 @@ class SavedData:
 
 
 def _restore(kind: type[T], into: dict[str, T], rows: list[Row]) -> None:
-    """Add the values of *rows* to *into*, unless it has newer ones."""
+    """Add the values of *rows* to *into*, unless *into* has newer values."""
     for _, name, value in decoded(rows, kind, f"so a {kind.__name__} is lost"):
         into.setdefault(name, value)
 

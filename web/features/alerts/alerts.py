@@ -38,14 +38,15 @@ INTERVAL: Final = 2.0
 """Seconds between two rounds."""
 
 CONDITION_INTERVAL: Final = 0.001
-"""Seconds between two rounds per active condition, if that is longer than INTERVAL."""
+"""Seconds per active condition between two rounds, if their sum is longer than INTERVAL."""
 
 TAKEOVER_TIME: Final = 60 * SECOND
 """Nanoseconds from a takeover until conditions are sent: clients need this time to connect to the new leader."""
 
 FIRST_RETRY: Final = 5 * SECOND
 MAX_RETRY: Final = 300 * SECOND
-"""Nanoseconds until the first retry. The time doubles with each retry, less a random part of up to a half."""
+"""Nanoseconds until the first retry. The time doubles with each retry, and is reduced by a random part of up to a
+half."""
 
 REJECTED_RETRY: Final = 900 * SECOND
 """Nanoseconds until a retry after a status of 400 to 499: the request or the configuration is wrong."""
@@ -220,7 +221,7 @@ class Alerts:
         sending.rawlink(self._sending.discard)
 
     def _deliver(self, queue: ReceiverQueue, batch: Batch) -> None:
-        """Send *batch*, and record the accepted conditions. Switches."""
+        """Send *batch*, and record the conditions that the receiver accepted. Switches."""
         now, attempt = self._clock(), queue.failures + 1
         try:
             for message in messages(queue.receiver, batch, queue.alerts.more, self._source, self._path_of, now):
@@ -274,7 +275,7 @@ class Alerts:
         return delivery, wait
 
     def _restart(self) -> None:
-        """Continue with the alerts of the previous run, whose state has been read. Does not switch."""
+        """Continue with the alerts of the previous run, after its state has been read. Does not switch."""
         self._started_at = self._clock()
         self.queues, self._known = {}, ()
 

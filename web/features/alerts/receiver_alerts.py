@@ -34,12 +34,12 @@ MAX_ALERTS: Final = 50
 """Maximum alerts of each severity. Further conditions are only counted."""
 
 MAX_CANDIDATES: Final = 256
-"""Maximum candidates for a free place that are compared in one round."""
+"""Maximum new conditions that are compared in one round to fill free places."""
 
 RESTORED_TIME: Final = 900 * SECOND
 """A condition that was sent before a restart does not end during the first RESTORED_TIME after it, nanoseconds. Growth
-is measured over 15 minutes, and some conditions have a delay, so they may still hold although they are not found
-earlier."""
+is measured over 15 minutes, and some conditions have a delay, so a condition may hold although the first rounds do not
+find it."""
 
 MORE: Final = "more"
 """Kind of the alert about the conditions in excess."""
@@ -178,7 +178,7 @@ class ReceiverAlerts:
             elif receiver.repeat and now - alert.sent_at >= receiver.repeat:
                 again.append(alert)
             elif receiver.repeat and now - alert.sent_at >= receiver.repeat * 9 // 10:
-                soon.append(alert)  # with the others, instead of in a message of its own
+                soon.append(alert)  # in the same message as the others, instead of in one of its own
         is_urgent = any(alert.severity == CRITICAL for alert in begun)
         if not (begun or again or resolved) or (now - self.sent_at < receiver.interval and not is_urgent):
             return Batch(())
@@ -204,7 +204,7 @@ class ReceiverAlerts:
         return len(self.due(now, is_acknowledged).items)
 
     def _end(self, alert: Alert, now: int) -> None:
-        """Record the end of the condition of *alert*; remove the alert if its end need not be sent."""
+        """Record the end of the condition of *alert*; remove the alert if no message about the end is needed."""
         alert.ended_at = alert.ended_at or now
         is_over = now - alert.ended_at >= self.receiver.resolve_after
         if not alert.sent_at or (is_over and not self.receiver.with_resolved):

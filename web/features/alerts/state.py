@@ -69,7 +69,10 @@ class State:
         store.on_restore(ROW, self._restore)
 
     def save(self, alerts: Mapping[str, Iterable[Alert]]) -> None:
-        """Write the state with the sent ones among *alerts*, by receiver, or set `store.last_error`. Switches."""
+        """Write the state with the sent alerts among *alerts*, by receiver. Switches.
+
+        On failure, set `store.last_error`.
+        """
         sent = {name: [alert for alert in some if alert.sent_at] for name, some in alerts.items()}
         state = SavedState(2, sent, list(self.log))
         self._store.put(ROW, 0, b"", msgspec.json.encode(state))

@@ -1,4 +1,4 @@
-"""The receivers, and the last messages: what the page and the API show."""
+"""The receivers, and the last messages, as the page and the API show them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MAX_FILTER_LENGTH: Final = 200
 MAX_CURSOR: Final = 2**63 - 1
 
 JOB_CHANGES: Final = {"tube/clear": "delete", "job/copy": "put"}
-"""The change that an action makes to jobs, for actions whose path does not name it."""
+"""The change that an action makes to jobs, for actions whose path does not name the change."""
 
 END_OF_TIME: Final = 2**63
 

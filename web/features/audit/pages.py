@@ -150,7 +150,7 @@ def _detail(name: str, value: str | int) -> tuple[str, str]:
     if name == "document":
         shown = document_text(shown)
     elif name == "seconds":
-        seconds = float(value)  # text in changes with fractions of seconds, and in changes of many tubes
+        seconds = float(value)  # the value is text in changes with fractions of seconds, and in changes of many tubes
         shown = text.duration(int(seconds)) if seconds.is_integer() else f"{seconds:g}{text.NBSP}s"
     elif name == "bytes" and isinstance(value, int):
         shown = text.size(value)

@@ -1,4 +1,4 @@
-"""Acknowledgements: somebody knows about a condition, and says why it may last for a while.
+"""Acknowledgements: a principal states that a condition is known, and why it may last for a while.
 
 An acknowledged condition is not sent to receivers of alerts, and the overview lists it below the others. An
 acknowledgement ends at its time. An acknowledgement of a single tube also ends when another job of the tube fails,
@@ -91,7 +91,7 @@ class Acknowledgements:
 
         tubes       pattern of the tubes; empty for all tubes and the server.
         condition   the kind of the conditions; empty for all.
-        covers_new  whether jobs that fail later are covered too; always True of a pattern, and of the server.
+        covers_new  whether jobs that fail later are covered too; always True for a pattern, and for the server.
         """
         self.remove_expired(now)
         if len(self._kept) >= MAX_ACKNOWLEDGEMENTS:

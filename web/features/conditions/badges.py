@@ -24,7 +24,8 @@ class Badges(NamedTuple):
 
     alerts          number of lines of “Needs attention”.
     severity        `failure` if one of them is critical or a failure, else `warning`; empty without lines.
-    errors          number of buried jobs. If the principal sees only some tubes, the count of the monitor's last round.
+    errors          number of buried jobs. If the principal sees only some tubes, this is the count of the monitor's
+                    last round.
     """
 
     alerts: str

@@ -17,7 +17,8 @@ from greenstalk_server.web.features.conditions.trends import Growth, time_until
 from greenstalk_server.web.framework import text
 
 LEAST_RATIO: Final = 0.8
-"""Smallest value, as a share of the threshold, for which there is a measure: a condition ends below it."""
+"""Smallest value, as a share of the threshold, for which there is a measure: an active condition ends when its value
+falls below this share."""
 
 Severity = Literal["critical", "failure", "warning"]
 
@@ -39,7 +40,7 @@ _LEAST_KNOWN: Final = 60 * SECOND
 """Nanoseconds after the start until the number of new burials is shown."""
 
 NO_STANDBY_DELAY: Final = 60 * SECOND
-"""Nanoseconds without a standby until that is a condition: after a takeover, the old leader needs a while."""
+"""Nanoseconds without a standby until a condition begins: after a takeover, the old leader needs time to rejoin."""
 
 
 class Kind(NamedTuple):
@@ -47,7 +48,8 @@ class Kind(NamedTuple):
 
     label           a few words for a badge.
     rest            continues "3 more tubes ...", for the tubes that a list leaves out; empty for the server.
-    ends_at_once    no hysteresis: the value is a fact, not a number, or there is a delay before it begins again.
+    ends_at_once    whether the condition ends without hysteresis: its value is a fact, not a number, or a delay
+                    precedes its next beginning.
     """
 
     name: str
@@ -101,11 +103,11 @@ class Measure(NamedTuple):
     tube        empty for the server.
     detail      distinguishes several conditions of one kind and tube: the name of a limit.
     ratio       the value divided by the threshold, at least 1 for a fact; the condition holds from 1 on.
-    delay       nanoseconds for which the condition must hold until it is active.
+    delay       nanoseconds for which the condition must hold before it is active.
     value, threshold    in the unit of the kind: seconds, jobs, bytes or a share.
     sentence    describes the condition, with its number.
     jobs        number of jobs concerned; 0 if the condition is not about jobs.
-    age         nanoseconds since the condition began, if the state of the tube tells; else 0.
+    age         nanoseconds since the condition began, if the state of the tube shows that time; else 0.
     """
 
     kind: Kind

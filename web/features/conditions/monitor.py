@@ -51,7 +51,7 @@ TUBES_INTERVAL: Final = 5 * SECOND
 """Nanoseconds between the end of a round over all tubes and the next one."""
 
 TUBE_INTERVAL: Final = SECOND // 1000
-"""Nanoseconds per tube, if that is longer: ten seconds for 10,000 tubes."""
+"""Nanoseconds per tube, instead of TUBES_INTERVAL if their sum is longer: ten seconds for 10,000 tubes."""
 
 DISK_INTERVAL: Final = 5 * SECOND
 """Nanoseconds between two readings of the free disk space."""
@@ -75,7 +75,8 @@ REFUSING: Final = (
     "access", "connections", "connections_per_address", "files", "jobs", "bytes", "tube_jobs", "tube_bytes", "tubes",
     "watched",
 )  # fmt: skip
-"""Limits whose hits are refused requests, by their names in limits.LIMIT_DESCRIPTIONS. Others delay or clean up."""
+"""Limits whose hits are refused requests, by their names in limits.LIMIT_DESCRIPTIONS. Hits of other limits delay a
+request or clean up."""
 
 
 KindCount = tuple[str, str]
@@ -109,8 +110,9 @@ class ConditionMonitor:
         thresholds  returns the thresholds in force.
         limits      the limits of the server.
         role        returns the status of a server that shares its journal; None if it does not.
-        directory   of the journal; None without one.
-        on_failure  is called in each round for each tube with failed jobs: the time of the last failure, nanoseconds.
+        directory   directory of the journal; None without a journal.
+        on_failure  is called in each round for each tube with failed jobs, with the time of the last failure in
+                    nanoseconds.
         """
         self.evaluated_at: int = 0
         self.conditions: tuple[ActiveCondition, ...] = ()

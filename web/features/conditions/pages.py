@@ -56,7 +56,8 @@ class ShownRow:
     form, lasting       the form in which its start is shown, and its age.
     error               the most common error of the buried jobs of its tube; empty if it is not known.
     chips               label and link of each further condition.
-    href                of the form that acknowledges the conditions; empty if the principal may not.
+    href                URL of the form that acknowledges the conditions; empty if the principal may not acknowledge
+                        them.
     acknowledgement     of the worst condition; None if it is not acknowledged.
     """
 
@@ -196,7 +197,7 @@ def read_acknowledgement(form: Mapping[str, str], now: int) -> tuple[str, str, i
 
 
 def acknowledge_href(tube: str, kind: str) -> str:
-    """Return the URL of the form that acknowledges conditions; empty if the principal may not."""
+    """Return the URL of the form that acknowledges conditions; empty if the principal may not acknowledge them."""
     if not may_acknowledge(tube):
         return ""
     return url_for("attention", tubes=tube or None, kind=kind or None, _anchor="acknowledge")

@@ -85,7 +85,7 @@ class AttentionModel:
         self._of_tubes: PerRights[Attention] = PerRights()
 
     def visible(self) -> Attention:
-        """Return what the principal may see. May switch.
+        """Return the rows that the principal may see. May switch.
 
         The rows of tubes are grouped once for each set of rights and each round of the monitor.
         """

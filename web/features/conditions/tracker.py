@@ -1,4 +1,4 @@
-"""Active conditions. A condition begins after a delay and ends with hysteresis, so that none flickers. Pure."""
+"""Active conditions. A condition begins after a delay and ends with hysteresis, so that it does not flicker. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ CLEAR_TIME: Final = 15 * SECOND
 class _Entry:
     """A condition that is pending, active or about to end.
 
-    since       when it began: the age that the measure has, or else when its value reached the threshold.
+    since       when the condition began, by the age in the measure; without an age, when its value reached the
+                threshold.
     low_since   when its value fell below LEAST_RATIO; 0 while it is not below.
     round       number of the last round that measured it.
     """
@@ -61,7 +62,7 @@ class Tracker:
         exists: Callable[[bytes], bool],
         batched: Callable[[list[ConditionKey]], Iterable[ConditionKey]] = iter,
     ) -> None:
-        """End the conditions that no measure has continued; *exists* tells whether a tube does.
+        """End the conditions that no measure has continued; *exists* returns whether a tube exists.
 
         *batched* iterates over a list and may pause in between.
         """

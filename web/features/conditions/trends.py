@@ -64,7 +64,7 @@ class Trend:
 def time_until(room: int, grown: int, time: int) -> int | None:
     """Return the nanoseconds until *room* is used up at the rate of *grown* per *time* nanoseconds; None for never.
 
-    None also while *time* is too short for a rate.
+    Return None also while *time* is too short for a rate.
     """
     if grown <= 0 or time < WINDOW // CHECKPOINTS * 2:
         return None

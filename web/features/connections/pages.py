@@ -33,7 +33,7 @@ from greenstalk_server.web.reads.connections import (
 from greenstalk_server.web.reads.policies import hold_text
 
 MAX_ROWS: Final = 100
-"""Connections per page. The filter finds the others."""
+"""Maximum connections on the page. Users find the others with the filter."""
 
 MAX_JOBS_IN_ROW: Final = 3
 """Held jobs shown per row."""

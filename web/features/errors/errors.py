@@ -1,7 +1,7 @@
-"""The errors of a tube, or of all tubes: a task groups the failed jobs by their errors.
+"""The errors of a tube, or of all tubes, found by a task that groups the failed jobs by their errors.
 
-Requests for the same jobs share a running task. They also share a finished task for ten times as long as it took, so
-grouping takes at most a tenth of the time, however often the page is loaded.
+Requests for the same jobs share a running task. They also share a finished task for ten times as long as the task took,
+so grouping takes at most a tenth of the server's time, however often the page is loaded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NOT_RESERVED: Final = Term("state", TextMatch(STATE_NAMES[RESERVED]), is_negated
 
 ALL_BURIED: Final = Query().within("", STATE_NAMES[BURIED])
 ALL_DEAD_LETTERS: Final = Query((Term(REASON, TextMatch(ANY)), NOT_RESERVED))
-"""The failed jobs of all tubes; a dead letter that is buried is in both."""
+"""The queries that find the failed jobs of all tubes; both match a dead letter that is buried."""
 
 
 class TubeErrors:
@@ -147,7 +147,7 @@ class TubeErrors:
         return task.state == DONE and self._clock() - task.ended_at < REUSE_FACTOR * taken
 
     def _candidates(self, query: Query) -> tuple[int, Iterable[int]]:
-        """Return what `candidate_ids` does, but the ids of buried jobs in the order of their burial. May switch."""
+        """Return the ids of `candidate_ids`, but those of buried jobs in the order of their burial. May switch."""
         if query.state != STATE_NAMES[BURIED]:
             return candidate_ids(self._broker, query)
         who, name = principal(), query.tube.encode()

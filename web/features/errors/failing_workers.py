@@ -32,11 +32,11 @@ MAX_KEPT: Final = 64
 """Tubes whose results are kept."""
 
 MAX_SHOWN: Final = 3
-"""Workers that are named."""
+"""Maximum workers that are named."""
 
 
 class WorkerShare(NamedTuple):
-    """A worker, by its host and program, and its share in the failed attempts, from 0 to 1."""
+    """A worker, identified by its host and program, and its share of the failed attempts, from 0 to 1."""
 
     worker: str
     share: float

@@ -152,7 +152,7 @@ def _group(errors: TubeErrors, job: Job, error: str) -> FailureGroup | None:
     except ServiceUnavailable:  # too many tasks run
         return None
     found = task.subject_as(ErrorGroups)
-    if found.query.state not in ("", STATE_NAMES[job.state]):  # a dead letter outside of a dead-letter tube
+    if found.query.state not in ("", STATE_NAMES[job.state]):  # the job is a dead letter outside of a dead-letter tube
         return None
     task.wait(GROUP_WAIT)
     query = Query((*found.query.terms, Term(ERROR, FieldMatch(error, is_quoted=True))))

@@ -1,8 +1,8 @@
 """Time series of many tubes in blocks: the minutes of a day and the hours of 90 days.
 
 A tier has one point per step. A block of it holds the points of an hour, or of a day. While a block is current, its
-points are in memory, and the store gets one frame per step. When a block ends, the store gets the chunk of each tube,
-which replaces the frames. So a restart loses at most the last step.
+points are in memory, and one frame per step is written to the store. When a block ends, the chunk of each tube is
+written to the store, and the frames are removed. So a restart loses at most the last step.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Blocks:
     def points(self, first: int, count: int) -> list[Point | None]:
         """Return *count* points from number *first*; None is unknown. May switch.
 
-        A point is known if the server has one. A tube without a known point was idle, unless its series began later.
+        A point is known if the server has one. If a known point has no values of the tube, the tube was idle, unless
+        its series began later.
         """
         points = dict[int, Point]()
         pace = Pace()

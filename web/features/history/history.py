@@ -4,8 +4,8 @@ A sampler reads the counters of every tube once a second, in batches. A tube's c
 the broker calls `on_tube_dropped` first, which records what the tube has counted since the last sample. Therefore no
 event is lost between two samples, and a tube that is created again under the same name continues its series.
 
-There are three resolutions: a second for ten minutes, in memory; a minute for a day, and an hour for 90 days, in an
-Archive, which writes the points of all tubes once a minute and once an hour.
+There are three resolutions: a second for ten minutes, a minute for a day, and an hour for 90 days. The seconds are in
+memory. The minutes and hours are in an Archive, which writes the points of all tubes once a minute and once an hour.
 
 Bounds: at most MAX_TUBES tubes have series; `_make_room` chooses them. Series outlive their tube.
 
@@ -14,7 +14,8 @@ second and 73 kB with twenty. The sketches of the current hour take half of that
 takes 36 kB for a day of minutes and 56 kB for 90 days of hours.
 
 Gaps: if the clock advances by more than MAX_LATENESS seconds without a sample, as in a stall, these seconds are
-unknown, and no point counts their events. A minute or an hour with a gap has the rates of its known seconds.
+unknown, and no point counts their events. The rates of a minute or an hour with a gap are averages over its known
+seconds.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ POINT_BATCH: Final = 50
 """Points converted to columns between two checks of the time slice: 0.1 ms."""
 
 MAX_FRAME: Final = 512 * 1024
-"""Bytes of a frame after which further tubes are stored without sketches: after a crash, the quantiles of their current
-hour cover only its later part.
+"""Bytes of a frame after which further tubes are stored without sketches. After a crash, the quantiles of the current
+hour of these tubes cover only the part of the hour after the crash.
 """
 
 FOLLOWER_INTERVAL: Final = 0.2
@@ -133,7 +134,7 @@ class History(BrokerListener):
         self._second: int = now // SECOND  # the current second
         self._since: int = self._second  # the first second after the last gap
         self._minute_seconds: int = 0  # seconds of the current minute that were counted
-        self._hour_seconds: int = 0  # the same of the current hour, without the current minute
+        self._hour_seconds: int = 0  # seconds of the current hour that were counted, without the current minute
         self._last: dict[Tier, int] = {MINUTES: -1, HOURS: -1}  # the last point of each tier
         self._calendar: Calendar = Calendar(self._second)
         self._server: Series = Series(self._second)
@@ -341,7 +342,7 @@ class History(BrokerListener):
         if second // MINUTES.step > before // MINUTES.step:
             self._close(MINUTES, before // MINUTES.step)
         if second // HOURS.step > before // HOURS.step:
-            self._close(HOURS, before // HOURS.step)  # before the log with the sketches is replaced
+            self._close(HOURS, before // HOURS.step)  # before `_seal` replaces the log, which has the sketches
             self._seal(MINUTES, before)
         if HOURS.block(second) > HOURS.block(before):
             self._seal(HOURS, before)
@@ -402,7 +403,7 @@ class History(BrokerListener):
     def restore(self) -> None:
         """Continue the series of the previous run from the archive, before the first sample. Switches."""
         second = self._clock() // SECOND
-        if second - self._second > MAX_LATENESS:  # a follower waits for the lead
+        if second - self._second > MAX_LATENESS:  # a follower waited until it became the leader
             self._skip(second)
         restored = Restored(self._archive, self._second)
         restored.run()

@@ -14,7 +14,7 @@ from greenstalk_server.core.tubes.durations import MAX_BUCKET, Sketch, bucket_se
 from greenstalk_server.web.features.history.rings import DEPTHS, RATES, TIMES
 
 QUANTILES: Final = (0.5, 0.95, 0.99)
-"""The quantiles in the order of rings.TIMES, of waits and then of runs."""
+"""The quantiles of waits and then of runs, in the order of rings.TIMES."""
 
 MAX_NAME: Final = 200
 """Maximum bytes of a tube's name."""
@@ -258,7 +258,7 @@ def _get_sketch(data: bytes, at: int) -> tuple[Sketch, int]:
     return sketch, at
 
 
-# Numbers: seven bits a byte, the least significant first; the highest bit of a byte says that another one follows
+# Numbers: seven bits a byte, the least significant first; the highest bit of a byte says that another byte follows
 
 
 def _put(out: bytearray, number: int) -> None:

@@ -54,7 +54,7 @@ class Recent:
 class Interval:
     """The events and times of a minute or an hour that has not ended.
 
-    begins      the series begins in it.
+    begins      the series begins in this interval.
     """
 
     __slots__ = ("begins", "counts", "runs", "waits")

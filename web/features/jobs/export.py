@@ -56,7 +56,7 @@ FIELDS: Final = (
 Fields of JSON bodies that the request names are columns `body.PATH` in CSV, and in JSON lines an object `fields`. Their
 values are texts of at most MAX_SHOWN characters.
 
-If a body is lost, both are empty in CSV, and null in JSON lines.
+If a body is lost, `encoding` and `body` are empty in CSV, and null in JSON lines.
 """
 
 CHUNK: Final = 32 * 1024

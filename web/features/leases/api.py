@@ -38,7 +38,7 @@ from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.live.peer import peer_of
 
 MAX_WAIT: Final = 50
-"""Seconds. Most proxies end a request without a response after 60 seconds, and some platforms earlier."""
+"""Maximum seconds of a wait. Most proxies end a request without a response after 60 seconds, some platforms earlier."""
 
 MAX_COUNT: Final = 100
 MAX_TUBES: Final = 100

@@ -11,8 +11,9 @@ this process. The server stores nothing for it. So a lease ends together with it
 guessed, and the server can tell the token of an ended lease from a forged one. A token is a secret and must not be
 logged.
 
-**How the end is noticed.** The broker takes a job from its holder only by `del client.reserved[id]`. For these clients
-`reserved` is a dict subclass that calls back when it is empty. Other clients pay nothing for this.
+**Detection of the end.** The broker takes a job from its holder only by `del client.reserved[id]`. For these clients
+`reserved` is a dict subclass that calls back when its last item is removed. Other clients have a plain dict, at no
+cost.
 
 This module does not depend on HTTP. The caller passes a worker name, an address, and a Peer.
 """

@@ -25,11 +25,11 @@ MAX_MARKS: Final = 500
 """Maximum marks of users and programs, and of the server, each. The oldest are dropped."""
 
 MAX_TEXT: Final = 200
-"""Characters."""
+"""Maximum characters of the text of a mark."""
 
 MAX_PAST: Final = 90 * 86400 * SECOND
 MAX_FUTURE: Final = 60 * SECOND
-"""Nanoseconds by which the time of a mark may differ from now."""
+"""Nanoseconds by which the time of a mark may be before and after the present."""
 
 Kind = Literal["note", "pause", "policy", "start"]
 
@@ -40,7 +40,7 @@ START: Final = "start"
 """Kinds of marks. Users and programs add marks of the kind NOTE; the server adds the others."""
 
 ROW: Final = "mark"
-"""Kind of the rows. Their numbers count the marks."""
+"""Kind of the rows. Each new mark gets the next number."""
 
 
 class Mark(ResponseModel):

@@ -333,7 +333,7 @@ def _histogram(name: str, text: str, counts: Mapping[int, int], total: int, leng
 
 
 class _SingleMetric(NamedTuple):
-    """A collector of one metric. The library does not yield while it formats a collector, so each has one metric."""
+    """A collector of one metric, since the library does not yield while it formats a collector."""
 
     metric: Metric
 

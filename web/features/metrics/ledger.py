@@ -67,7 +67,7 @@ NOTHING: Final = Gauges()
 
 
 class TubeCounters(NamedTuple):
-    """One label; *counts* in the order of `all_counters`."""
+    """The metrics of one label; *counts* are in the order of `all_counters`."""
 
     label: str
     gauges: Gauges
@@ -121,7 +121,7 @@ class CounterAccounts(BrokerListener):
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._carried: dict[bytes, Counts] = {}  # for each label: the counts of earlier tubes of this name
-        self._gone: dict[bytes, int] = {}  # labels without a tube: when a scrape first showed all counts
+        self._gone: dict[bytes, int] = {}  # for each label without a tube: when a scrape first showed all counts
         self._other: Counts = NO_COUNTS
         self._in_other: dict[bytes, Counts] = {}  # for each existing tube: the part of its counts that OTHER includes
         self._gone_totals: Totals = Totals()

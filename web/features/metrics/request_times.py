@@ -20,7 +20,9 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # no gauges with the
 
 
 def measure_requests(app: Flask) -> Histogram:
-    """Return a histogram of the duration of each request of *app* until its response starts: a stream runs for hours.
+    """Return a histogram of the time from each request of *app* to the start of its response.
+
+    The end of a response is not measured, since a stream runs for hours.
 
     Call this first, so that refused requests are measured too.
     """

@@ -1,4 +1,4 @@
-"""Job templates (`Sample` in the code), which principals who may operate their tube save and delete."""
+"""Job templates (`Sample` in the code). Principals who may operate the tube of a template save and delete it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _is_visible(search: SavedSearch) -> bool:
     """Return whether the principal may see every tube that *search* names, and all tubes of its name prefixes."""
     try:
         terms = parse(search.q).terms
-    except QueryError:  # of another version of the server, or edited by hand
+    except QueryError:  # saved by another version of the server, or edited by hand
         return principal().sees_all
     tubes = [term.value.text for term in terms if term.name == "tube" and isinstance(term.value, TextMatch)]
     return all(principal().sees(tube.encode()) for tube in tubes)

@@ -1,7 +1,8 @@
 """Suggestions for a query that someone types: names of terms with a few words of explanation, and values.
 
 Values of fields, classes, errors and tags come from a sample of at most MAX_SAMPLE jobs, of the tube that the query
-names or of visible tubes. Bodies that are only on disk are left out. What the principal may not see is not suggested.
+names or of visible tubes. Bodies that are only on disk are left out. Data that the principal may not see is not
+suggested.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ MAX_TUBES: Final = 500
 """Maximum tubes scanned for a sample without a tube."""
 
 MAX_VALUE: Final = 100
-"""Longer values are not suggested."""
+"""Maximum characters of a suggested value."""
 
 HELP: Final = {
     "id": "number of the job",

@@ -20,7 +20,7 @@ from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_label
 from greenstalk_server.web.store.saved_data import SavedData
 
 MAX_FILTER_LENGTH: Final = 200
-"""Characters of a filter: the length of the longest tube name."""
+"""Maximum characters of a filter: the length of the longest tube name."""
 
 TUBE_BATCH: Final = 256
 """Tubes scanned per batch, between two yields to the event loop: about 0.2 ms."""
@@ -138,7 +138,7 @@ class Column:
     key             its CSS class, and its name in URLs.
     text            returns the text of a cell.
     rank            returns the sort key; a key of None sorts last. Without *rank* the column is not sortable.
-    count           returns the same as *rank* for a tube, if that needs no TubeView, which takes four times as long.
+    count           returns the same sort key for a Tube, in a quarter of the time; None if the key needs a TubeView.
     kind            `text`, `path` for a sparkline, or `badge` for a text whose first word is the state of a chip.
     """
 

@@ -14,7 +14,7 @@ extra data (`JobHeld`, `PutRefused`, `NotDurableYet`). The endpoints are in the 
 
 How to add a group of endpoints:
 
-1. Write a class in the `api` of its feature. Its name is the tag in the OpenAPI document and `Endpoints`, and its
+1. Write a class in the `api` of its feature. Its name is the tag in the OpenAPI document, followed by `Endpoints`. Its
    docstring describes the tag. `__init__` takes what the endpoints need: the broker, the clock, `commit`, the model.
 2. Write each endpoint as a method with `@endpoint("POST", "/things/{id}/do", role=OPERATOR)`. The signature defines the
    endpoint: path parameters are annotated with types from `values`; `query` is a subclass of `RequestModel` whose

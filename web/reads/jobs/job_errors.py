@@ -39,7 +39,7 @@ MAX_ERROR: Final = 200
 
 ERROR_FIELDS: Final = ("error", "exception", "error_class", "class")
 MESSAGE_ERROR_FIELDS: Final = ERROR_FIELDS[:-1]
-"""The same fields in the message of a framework, in which `class` is the class of the job."""
+"""ERROR_FIELDS for the message of a framework, without `class`, which is the class of the job there."""
 
 EXPLAINED_BY: Final = ("error_message", "message")
 """Fields of the outermost object that hold the error, or explain it if it is a single word."""
@@ -112,7 +112,7 @@ def normalized(error: str) -> str:
     Normalising the result again does not change it, so a query may quote the result, or any error that has this result.
     """
     line = _replaced(shortened(error, MAX_RAW))
-    return line if len(line) <= MAX_ERROR else _replaced(shortened(line, MAX_ERROR))  # may cut a variable part
+    return line if len(line) <= MAX_ERROR else _replaced(shortened(line, MAX_ERROR))  # may split a variable part
 
 
 def normalized_pattern(pattern: str) -> str:

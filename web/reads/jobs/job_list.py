@@ -1,6 +1,6 @@
 """Lists of a tube's jobs in one state, page by page, in an order.
 
-By default this is the order in which jobs leave the state, or, for buried jobs, the newest burial first. The tube has
+The default order is the order in which jobs leave the state, or, for buried jobs, the newest burial first. The tube has
 an index with this order. Iteration stops when the page is full, so the first page costs the same for a million jobs as
 for a hundred. A later page begins after the sort key of the last job of the previous page, even if that job has moved
 or is gone. Only the first MAX_LISTED jobs are listed, since each iteration starts at the first job. Any other order

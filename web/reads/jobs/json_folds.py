@@ -14,7 +14,7 @@ MAX_FOLDS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A long object or array: its first line, its last line, the number of lines between them, and these as nodes."""
+    """A long object or array: its first and last line, and the number and the nodes of the lines between them."""
 
     first: str
     last: str

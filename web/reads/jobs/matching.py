@@ -138,7 +138,7 @@ def candidate_ids(
 ) -> tuple[int, Iterable[int]]:
     """Return an upper bound on the number of current matches of *query*, and the candidate ids greater than *above*.
 
-    A tube that *who*, by default the current principal, may not see has none.
+    A tube that *who*, by default the current principal, may not see has no candidates.
 
     The ids are unique and ascend. The caller may consume them over many iterations of the event loop.
 

@@ -23,7 +23,7 @@ from greenstalk_server.web.framework.sparkline import path
 
 WIDTH: Final = 720
 HEIGHT: Final = 160
-"""Units of the SVG, which scales to the space available."""
+"""Height of the SVG in its own units; it scales to the space available."""
 
 SVG_POINTS: Final = 120
 """Points of a line in the SVG, each the maximum of several samples. Three charts take 2.7 ms."""

@@ -220,9 +220,9 @@ class JobsEndpoints:
 
         With `tube` and `state`, and without `q`, the first 1000 jobs are in the order of that state: ready jobs in the
         order in which they will be reserved; delayed and reserved jobs by the time at which they become ready; buried
-        jobs in the order in which they were buried. The others, and all other lists, are ordered by id, which is the
+        jobs in the order in which they were buried. Further jobs, and all other lists, are ordered by id, which is the
         order of the puts. With `sort`, all jobs of the list are in this order. Such a list may have at most 20,000
-        candidates: the jobs of the tube in the state, or of the server. For more, sort by `POST /searches`.
+        candidates: the jobs of the tube in the state, or of the server. To sort more jobs, use `POST /searches`.
 
         A page takes at most half a second and holds about 1 MiB of bodies. So any page may have few jobs or none.
         The list is complete only when `next_cursor` is null. A job that does not change appears exactly once, whatever

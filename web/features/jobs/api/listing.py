@@ -5,8 +5,8 @@ in which the jobs leave the state (web.reads.jobs.job_list). The other jobs of t
 ordered by id, which is the order of the puts. A page that has to scan many jobs ends after SCAN_TIME with
 the jobs found so far, and its cursor continues from there. So no request waits long, and no job is skipped.
 
-A list with another order has at most MAX_SORTED jobs: each of its pages scans all of them for those that follow the
-sort key of the cursor.
+A list with another order has at most MAX_SORTED jobs: for each page, the server scans all of them for those that follow
+the sort key of the cursor.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ class Actions:
 
     @open_to(OPERATOR)
     def tube_pause(self) -> Response:
-        """`tube`, `seconds` or `preset`, `reason`: pause reserves from the tube for that time. May switch.
+        """`tube`, `seconds` or `preset`, `reason`: prevent reserves from the tube for that time. May switch.
 
-        `preset` is the key of one of PAUSE_PRESETS. For TOMORROW, `utc-offset` gives the principal's zone.
+        `preset` is the key of one of PAUSE_PRESETS. For TOMORROW, `utc-offset` gives the principal's time zone.
         """
         tube = self._tube()
         reason = fields.line(request.form, "reason", MAX_REASON_LENGTH)

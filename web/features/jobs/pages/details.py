@@ -63,7 +63,7 @@ class Tab:
 
 @dataclass(frozen=True, slots=True)
 class TubeDetails:
-    """A tube. *pause_left* is empty unless it is paused; *is_idle* means ready jobs but no client that watches it."""
+    """A tube. *pause_left* is empty unless it is paused; *is_idle*: it has ready jobs, but no client watches it."""
 
     name: str
     tabs: list[Tab]
@@ -101,7 +101,7 @@ class DeadLetterDetails:
     """The origin of a dead letter: tube, reason, attempts, and the times of its first and last move.
 
     source          empty if the principal may not see the tube.
-    can_redrive     the principal may move the job back there.
+    can_redrive     the principal may move the job back to *source*.
     """
 
     source: str

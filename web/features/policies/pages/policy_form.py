@@ -1,7 +1,7 @@
 """The form of a policy: converts a policy to text fields, and submitted fields to a policy document.
 
-A field is empty if the policy does not have the setting. To turn off a setting of another policy whose value is a tube
-or a list of tubes, the field has `""` or `[]`, as in documents.
+A field is empty if the policy does not have the setting. If the value of a setting is a tube or a list of tubes, the
+text `""` or `[]`, as in documents, turns off the setting of another policy.
 """
 
 from __future__ import annotations

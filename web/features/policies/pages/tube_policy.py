@@ -35,8 +35,8 @@ class TubePolicy:
     settings        its settings; empty if no policy matches.
     counts          label and value of each counter that is not 0.
     dead_letter     the tube to which its dead letters go, or empty.
-    dead_letters    number of jobs of that tube; empty if it does not exist.
-    is_target_hidden    the principal may not see that tube.
+    dead_letters    number of jobs of the tube *dead_letter*; empty if it does not exist.
+    is_target_hidden    the principal may not see the tube *dead_letter*.
     is_loop         it has a dead-letter tube that leads back to it, so its dead letters are buried.
     is_dead_letter  it is a dead-letter tube.
     sources         the first tubes whose dead letters it receives; *has_more_sources* if there are others.

@@ -89,7 +89,7 @@ class OpenIdPages:
 
 
 class _NoRole(SignInFailed):
-    """The user has no role. *id_token*: for the sign-out at the provider, to sign in there as another user."""
+    """The user has no role. With *id_token* the user can sign out at the provider, to sign in as another user."""
 
     def __init__(self, message: str, id_token: str) -> None:
         super().__init__(message)

@@ -115,7 +115,8 @@ class SignIn:
             at_provider = self.sign_out_url(session)
             self.sessions.end(session)
             self._audit.note("session/sign-out")
-        # A form may not lead to another site (the policy form-action), so the sign-in page links to the provider.
+        # A form may not lead to another site (form-action of the Content-Security-Policy), so the sign-in page links to
+        # the provider.
         response = redirect(url_for("login", out="1"), 303) if not at_provider else self._signed_out(at_provider)
         if read_cookie(SESSION):
             delete_cookie(response, SESSION)

@@ -374,7 +374,7 @@ class TubesEndpoints:
         tubes = []
         for _, _, name in first[: query.limit]:
             tube = self._broker.tubes.get(name.encode())
-            if tube is not None:  # it may be gone, as `_first` may switch
+            if tube is not None:  # the tube may be gone, as `_first` may switch
                 tubes.append(self.tube_model(tube, now))
             pace.yield_if_due()
         following = dump(_TubePlace(_order(query), *first[query.limit - 1])) if len(first) > query.limit else None

@@ -39,7 +39,7 @@ RECENT_POINTS: Final = 30
 
 CHART_WIDTH: Final = 360
 CHART_HEIGHT: Final = 48
-"""Units of each of the two drawings, which scale to the space available."""
+"""Height in SVG units of each of the two drawings, which scale to the space available."""
 
 RATES: Final = (
     ("put", "Put/s", "Jobs put"),

@@ -182,7 +182,7 @@ class Views:
                 page = self._overview_page({}, sent)
             else:
                 page = self._job_page(sent) if sent.endpoint.startswith("job_") else self._tube_page(sent)
-        except HTTPException:  # the job or the tube no longer exists, or the form names none
+        except HTTPException:  # the job or the tube no longer exists, or the form names neither
             return error_page(error)
         return make_response(page, error.code)
 
