@@ -1,8 +1,8 @@
 """Tests of Greenstalk Server.
 
-Here the garbage collector tracks jobs. In a server it does not, so a discarded table of jobs is never freed (see
-core.gc_untrack). Tests discard thousands of tables: the process would grow to gigabytes, and each full collection would
-take seconds.
+In the tests, the garbage collector tracks jobs. In a server it does not, so a discarded table of jobs is never freed
+(see core.gc_untrack). Tests discard thousands of tables: without tracking, the process would grow to gigabytes, and
+each full collection would take seconds.
 """
 
 import sys

@@ -203,7 +203,7 @@ def test_password_is_read_from_a_file(tmp_path: Path) -> None:
 
 
 def test_password_file_is_read_before_privileges_are_dropped() -> None:
-    """Only root may be able to read the file."""
+    """The file may be readable by root only."""
     done = run(*LOOPBACK, "-u", "no-such-user", GREENSTALK_WEB_PASSWORD_FILE="/no/such/file")  # noqa: S106
     assert done.returncode == 5
     assert "/no/such/file" in done.stderr

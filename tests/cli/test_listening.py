@@ -27,7 +27,7 @@ for place, fd in enumerate(map(int, sys.argv[1].split(",")), 3):
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""A parent like systemd: it passes the descriptors argv[1] as 3 and following, and executes argv[3:]."""
+"""A parent like systemd: it passes the file descriptors in argv[1] as 3, 4 and so on, and executes argv[3:]."""
 
 
 def activation_command(sock: socket.socket | TextIO, program: tuple[str, ...] = COMMAND) -> tuple[str, ...]:

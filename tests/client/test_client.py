@@ -1,4 +1,4 @@
-"""Each method of Client against the real server, and what it does on one without the extensions."""
+"""Each method of Client, with the real server, and with a server without the extensions."""
 
 from __future__ import annotations
 

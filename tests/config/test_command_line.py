@@ -94,7 +94,7 @@ NEEDS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("oidc_issuer", "oidc_client_id", "oidc_client_secret"), PROVIDER),
     "oidc_client_secret_file": {key: PROVIDER[key] for key in list(PROVIDER)[:2]},
 }
-"""By field: the variables without which it is refused."""
+"""By field: the variables without which the field is refused."""
 
 
 def sample(row: Definition) -> tuple[str, object]:

@@ -1,4 +1,4 @@
-"""Commands that beanstalkd does not have, and fractions of seconds: it refuses all of them.
+"""Commands that beanstalkd does not have, and fractions of seconds: beanstalkd refuses both.
 
 Every conversation here has an entry in differences.py. `--strict-protocol` makes the replies equal.
 """

@@ -1,6 +1,6 @@
 """Recognition of commands by prefix, and valid tube names.
 
-The lines that the tests of the parser list are played here too, so that beanstalkd confirms what they expect.
+The lines that the tests of the parser list are played here too, so that beanstalkd confirms the expected results.
 """
 
 import string

@@ -26,7 +26,7 @@ STRICT_ARGUMENTS: dict[str, tuple[list[str], str, str]] = {
     "stats-job-id": ([_PUT], "stats-job ?", "{@}"),
     "pause-tube-delay": ([], "pause-tube default ?", "7"),
 }
-"""The four numbers of put are in PUT_ARGUMENTS: after a refused line, the body is read as a command."""
+"""The four numbers of put are in PUT_ARGUMENTS, since the body after a refused put is read as a command."""
 
 FORMS: dict[str, list[str]] = {
     # "?" is the valid value.

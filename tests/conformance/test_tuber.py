@@ -1,7 +1,7 @@
 """Conversations in the words of the server tuber, byte for byte.
 
 beanstalkd has no tags, so the other tests of this package cannot compare them with a peer. The replies are facts of
-tuber's protocol that its clients depend on. Those of tuber's other commands are in differences.py.
+tuber's protocol that its clients depend on. The replies to tuber's other commands are in differences.py.
 
 In a transcript, `>` is a line that the client sends and `<` one that it receives; both end with CRLF, and a backslash
 with an n is a line feed. `b>` and `b<` belong to a second connection. Time passes only while a line is awaited.

@@ -124,7 +124,7 @@ def test_remove_refuses_a_job_that_is_not_in_the_index() -> None:
 
 
 def test_first_job_of_each_chunk_can_return() -> None:
-    """Its key equals the bound between its chunk and the previous one."""
+    """The key of the job equals the bound between its chunk and the previous one."""
     shelf = Shelf()
     for id in range(1, MANY + 1):
         shelf.add(id, rank=0)

@@ -99,7 +99,7 @@ def test_dense_late_jobs_take_little_memory() -> None:
 
 
 def test_iteration_over_ids_survives_changes() -> None:
-    """It yields each job that exists throughout exactly once, and ends, although jobs are put and deleted."""
+    """The iteration yields each job that exists throughout exactly once, and ends, while jobs are put and deleted."""
     table, seen, last = table_of(range(1, 3 * SHARD)), [], 3 * SHARD
     for id in table.ids_above(0):
         seen.append(id)

@@ -76,7 +76,7 @@ ENGINE_VALUES = {
     "ttr_max": 600 * SECOND,
     "max_job_size": 65536,
 }
-"""Its values in an EffectivePolicy."""
+"""The values of ALL in an EffectivePolicy."""
 
 
 WRONG_TIMES: list[object] = [-1, -0.001, 0.0001, "500us", NAN, INFINITY, 2**32, "2d1", "", " 1", "-1s", True, 10**400]

@@ -33,7 +33,7 @@ def test_end_of_a_rate_hold_without_a_waiting_client_requests_one_tick(world: Wo
 
 
 def test_empty_paused_tubes_of_a_policy_with_a_rate_are_limited_too(world: World) -> None:
-    """Each is kept until a whole burst may start again, and counts from then on."""
+    """A tube is kept until a whole burst may start again. From then on, it counts towards the limit."""
     set_policies(world, slow={"tubes": ["mail.*"], "rate": 1})
     client = world.client()
     with world.in_bulk():

@@ -155,7 +155,7 @@ class Counted(dict[Any, Any]):
 
 
 def test_jobs_and_watches_of_a_disconnected_client_are_iterated_once(world: World) -> None:
-    """Each iteration over a dict passes the entries that were deleted, so repeated ones take quadratic time."""
+    """Each iteration over a dict passes the entries that were deleted, so repeated iterations take quadratic time."""
     producer, worker = world.client(), world.client()
     with world.in_bulk():
         for number in range(4 * SLICE):

@@ -106,7 +106,7 @@ def test_targets_of_one_time_are_due_in_the_order_of_arming() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20) | st.none()), max_size=200))
 def test_any_sequence_of_operations_agrees_with_a_table(steps: list[tuple[int, int | None]]) -> None:
-    """A step arms a target for a time, or disarms it. For number 4 it pops the targets that are due at that time."""
+    """A step arms a target for a time, or disarms it. A step with number 4 pops the targets due at that time."""
     timers, targets, table = Timers(), [Target() for _ in range(5)], dict[Target, int]()
     for number, when in steps:
         target = targets[number]

@@ -57,7 +57,7 @@ class Agent:
     """The client *number*. It ends when the server does."""
 
     def __init__(self, port: int, number: int, batch: int, ledger: Ledger, seed: str) -> None:
-        """*batch* is the maximum number of commands that it sends before it reads a reply."""
+        """*batch* is the maximum number of commands that the client sends before it reads a reply."""
         self._failure: BaseException | None = None
         self._thread: threading.Thread = threading.Thread(target=self._run, name=f"agent-{number}", daemon=True)
         self._port: int = port
@@ -87,7 +87,7 @@ class Agent:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the client has ended, soon after the server; raise the exception that ended it, if any."""
+        """Wait until the client has ended, soon after its server; raise the exception that ended it, if any."""
         self._thread.join(TIMEOUT)
         assert not self._thread.is_alive(), f"client {self._number} has not ended"
         if self._failure is not None:
@@ -133,7 +133,7 @@ class Agent:
                 self._ledger.acknowledged += 1
 
     def _read_reply(self) -> bytes:
-        """Return the reply without its end; a body follows its line and a space."""
+        """Return the reply without its CRLF; with a body, the line, a space and the body."""
         line: bytes = self._reader.readline()
         if not line.endswith(b"\r\n"):
             raise _Ended
@@ -201,7 +201,7 @@ class Agent:
 
     @staticmethod
     def _waiting(state: State) -> State:
-        """Return *state*: ready, or delayed from now on if it has a delay."""
+        """Return *state* with the place READY, or DELAYED from now on if it has a delay."""
         if not state.delay:
             return replace(state, place=READY, due_to=None)
         return replace(state, place=DELAYED, due_from=time.time() + state.delay, due_to=None)
@@ -214,7 +214,7 @@ class Agent:
             job = self._job_reserved(reply)
             if job is None:
                 is_overtaken = reply.startswith(b"RESERVED") and int(reply.split()[1]) in self._ledger.overtaken
-                return is_overtaken or reply in (b"TIMED_OUT", b"DEADLINE_SOON")  # the latter because of a short TTR
+                return is_overtaken or reply in (b"TIMED_OUT", b"DEADLINE_SOON")  # DEADLINE_SOON because of a short TTR
             self._reserved(job)
             if not job.ttr:
                 self._expiring.append(job)
@@ -337,7 +337,7 @@ class Agent:
                 job.has_become(state, time.time())
             else:
                 job.has_not_become(state)
-            if not is_sure:  # only now is it known what another command would find
+            if not is_sure:  # before the reply, another client could not know the state
                 self._give_up(job)
             return line == b"KICKED" or (line == b"NOT_FOUND" and not is_sure)
 

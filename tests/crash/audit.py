@@ -18,7 +18,8 @@ AT_ONCE: Final = 100
 """Jobs requested per batch."""
 
 MAX_UNSEEN: Final = 500
-"""Maximum number of ids that jobs may have got, or refused puts used up, without a reply that names them."""
+"""Maximum number of ids that jobs may have got, or that refused puts may have used up, without a reply that names
+them."""
 
 LEEWAY: Final = 0.25
 """Tolerance of a deadline in seconds: the server reads the wall clock only once."""
@@ -57,7 +58,10 @@ class Audit:
         return next_id
 
     def _next_id(self, peer: Peer) -> int:
-        """Return the id of a new job, which no client may have seen before; with a full disk, one above all of them."""
+        """Return the id of a new job, which no client may have seen before.
+
+        With a full disk, return an id above all that clients have seen.
+        """
         reply = peer.ask(b"put 0 0 60 0\r\n")
         if reply == b"OUT_OF_MEMORY" and self._ledger.is_disk_small:
             return max(self._ledger.tokens, default=0) + MAX_UNSEEN
@@ -96,7 +100,7 @@ class Audit:
             self._check_state(job, stats)
 
     def _check_state(self, job: Known, stats: dict[str, str]) -> None:
-        """Find the state in which *job* came back, and make it the only one."""
+        """Find the state in which *job* came back, and make it the job's only possible state."""
         matching = [state for state in job.states if self._is_as(state, stats)]
         if not matching:
             self._wrong(f"job {job.id} is {stats}, and should be in one of {job.states}")

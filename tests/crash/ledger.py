@@ -90,8 +90,8 @@ class Ledger:
     jobs        by token, except for those that certainly do not exist any more.
     tokens      by every id that a reply has named: an id belongs to one job forever.
     gone        the ids whose delete was acknowledged.
-    overtaken   such ids of this round whose earlier reservation by another client had expired: the reply about that
-                reservation may be read only now.
+    overtaken   the ids in *gone* of this round whose earlier reservation by another client had expired: that client may
+                read the reply about its reservation after the delete.
     wrong       errors, one line each.
     is_draining whether puts may be answered DRAINING.
     refused     puts that were answered OUT_OF_MEMORY, which is allowed on a small disk only.

@@ -73,7 +73,7 @@ class Rounds:
     ) -> None:
         """*syncing* has a sequence of flags for each round to choose from; *end* ends the servers.
 
-        Only if *is_disk_small* may a put be refused, and then the size of the directory is not checked.
+        A put may be refused only if *is_disk_small*, and the size of the directory is checked only if not.
         """
         self._directory: Path = directory
         self._seed: int = seed
@@ -167,6 +167,6 @@ class Rounds:
         return sum([path.stat().st_size for path in self._directory.iterdir() if path.is_file()])
 
     def _most(self) -> float:
-        """Return 2.5 times the live bytes and three segments, each of which may have been made for one large job."""
+        """Return the maximum size: 2.5 times the live bytes, and three segments, each for one large job."""
         live = sum([len(job.body) + RECORD for job in self._ledger.jobs.values()])
         return 2.5 * live + 3 * max(LARGE + RECORD, *SEGMENT_SIZES)

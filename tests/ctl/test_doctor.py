@@ -66,7 +66,7 @@ SENTENCE = "forgotten: 1 job of “forgotten” is ready, but .*: the oldest has
 
 
 def test_dead_letter_tube_and_tube_leased_over_http_need_no_worker(tmp_path: Path) -> None:
-    """The API tells them from a tube without workers."""
+    """The API distinguishes such tubes from a tube without workers."""
     config = tmp_path / "greenstalk.toml"
     config.write_text(CONDITIONS)
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--config", str(config)) as daemon:

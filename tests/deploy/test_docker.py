@@ -23,7 +23,7 @@ DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 INSTRUCTIONS = [
     line.split(maxsplit=1) for line in re.sub(r"\\\n\s*", "", DOCKERFILE.read_text()).splitlines() if line[:1].isupper()
 ]
-"""Word and rest of each, in order."""
+"""The first word and the rest of each instruction, in order."""
 
 REQUIREMENTS = {
     str(file.relative_to(REPOSITORY)): required for file, required in image_requirements.REQUIREMENTS.items()

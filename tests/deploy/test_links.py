@@ -39,6 +39,6 @@ def test_every_link_is_valid(page: Path) -> None:
 
 
 def test_index_lists_every_page() -> None:
-    """A page that it does not list would be missing on the website too."""
+    """A page that the index does not list would be missing on the website too."""
     named = {(INDEX.parent / name.partition("#")[0]).resolve() for name in links(INDEX)}
     assert set(PAGES) - {INDEX, REPOSITORY / "README.md"} <= named

@@ -39,7 +39,7 @@ def systemd() -> str:
 
 
 def test_units_are_valid(systemd: str, tmp_path: Path) -> None:
-    """Only the path of the command is replaced, because the command is not installed there."""
+    """Only the path of the command is replaced, because the command is not installed at that path."""
     text = SERVICE.read_text()
     assert INSTALLED in text
     (tmp_path / SERVICE.name).write_text(text.replace(INSTALLED, sys.executable))
@@ -93,7 +93,7 @@ SOCKETS = [block("security.md", "ini", "[Socket]"), block("deploy.md", "ini", "[
 
 @pytest.mark.parametrize("lines", SOCKETS)
 def test_lines_of_a_page_replace_the_addresses_of_the_socket(systemd: str, lines: str, tmp_path: Path) -> None:
-    """`systemctl edit` puts them into this directory."""
+    """`systemctl edit` puts such lines into this directory."""
     (tmp_path / SERVICE.name).write_text(SERVICE.read_text().replace(INSTALLED, sys.executable))
     shutil.copy(SOCKET, tmp_path)
     overrides = tmp_path / f"{SOCKET.name}.d"

@@ -61,7 +61,7 @@ until_it_listens() {{
 """
 
 _CURLRC = "silent\nshow-error\nfail-with-body\nmax-time = 20\n"
-"""With this, a status of 400 or above makes curl fail."""
+"""Configuration of curl, with which a status of 400 or above makes curl fail."""
 
 
 class Example(NamedTuple):

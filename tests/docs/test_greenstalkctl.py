@@ -1,6 +1,6 @@
 """Blocks of examples in docs/greenstalkctl.md, run by bash against a server with jobs in every state.
 
-These are the first one, and those with pipes and redirections; tests/ctl/test_docs.py parses every example, and
+The blocks are the first one, and those with pipes and redirections; tests/ctl/test_docs.py parses every example, and
 tests/ctl runs every command.
 """
 

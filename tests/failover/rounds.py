@@ -139,7 +139,7 @@ class Rounds(_Rounds):
     """Rounds with one history. The same seed gives the same load, but not the same timing."""
 
     def __init__(self, cluster: Cluster, logs: Path, seed: int, kind: str | None = None) -> None:
-        """*kind* is the kind of each round that is not given another one."""
+        """*kind* is the default kind of a round."""
         flags = ("--journal-name", f"rounds-{seed}", "-s", SEGMENT, "-z", str(LARGE))
         super().__init__(Nodes.behind_proxies(cluster, logs, *flags), seed)
         self._kind: str | None = kind

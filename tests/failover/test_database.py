@@ -124,7 +124,7 @@ def test_server_whose_epoch_was_raised_by_hand_restarts_and_serves(
 
 
 def test_standby_reports_that_it_waits_for_the_database(nodes: Nodes) -> None:
-    """It has read nothing yet, and will not for now."""
+    """The standby has read nothing yet, and cannot read for now."""
     second = nodes.nodes[1]
     nodes.wait_for_roles()
     for node in nodes.nodes:

@@ -151,7 +151,7 @@ def test_server_name_contains_only_characters_that_a_database_accepts() -> None:
 
 
 def test_server_that_cannot_execute_its_program_again_exits(tmp_path: Path) -> None:
-    """Its executable may have been removed. It must not continue with stale jobs in memory."""
+    """The executable may have been removed. The server must not continue with stale jobs in memory."""
     script = """
 import sys
 from types import SimpleNamespace
@@ -240,7 +240,7 @@ def addresses(node: Node, directory: Path, number: int) -> list[tuple[socket.Add
 def test_standby_that_reads_from_the_start_keeps_its_memory_for_jobs(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
-    """It is stopped while everything that it has read is removed and replaced."""
+    """The standby is stopped while everything that it has read is removed and replaced."""
     jobs, body = 100, b"a" * 60_000
     put = b"put 0 0 600 %d\r\n%b\r\n" % (len(body), body)
     limit = ["--memory-limit", "200000000", "-s", "4096"]

@@ -99,7 +99,7 @@ def test_active_server_drains_on_sigusr1(alone: Node) -> None:
 
 
 def test_replies_wait_while_the_database_is_down_for_less_than_a_lease(alone: Node, cluster: Cluster) -> None:
-    """The database stops in order and restarts while clients put, reserve and delete: none of them notices."""
+    """The database stops in order and restarts while clients put, reserve and delete: no client notices."""
     with connect(alone) as sock, connect(alone) as other:
         assert ask(sock, PUT) == b"INSERTED 1"
         ours = "application_name LIKE 'greenstalk-server %'"
@@ -136,7 +136,7 @@ def test_clients_are_dropped_when_the_lease_ends_and_service_resumes(alone: Node
 
 
 def test_database_error_is_logged_and_loses_nothing(nodes: Nodes, cluster: Cluster) -> None:
-    """It refuses rows for a while. The rewrite that follows must also be understood by the standby."""
+    """The database refuses rows for a while. The standby must also understand the rewrite that follows."""
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
     with connect(active) as sock, connect(active) as other:

@@ -67,7 +67,7 @@ class FailingDisk:
 
     @contextmanager
     def in_use(self) -> Iterator[FailingDisk]:
-        """Have it mounted for as long as the block lasts."""
+        """Mount the disk for as long as the block lasts."""
         self.path.mkdir()
         with tmpfs(self._back, BACK_SIZE):
             with self._image.open("wb") as image:
@@ -80,7 +80,7 @@ class FailingDisk:
                 _unmount(self.path)
 
     def break_down(self) -> None:
-        """Fail from now on."""
+        """Let writes fail from now on."""
         fill(self._back / "filler")
 
     def mend(self) -> None:
@@ -107,12 +107,12 @@ def _mount(path: Path, *arguments: str) -> None:
 
 
 def _unmount(path: Path) -> None:
-    """Unmount *path*; if a process that a failed test left still uses it, once that has ended."""
+    """Unmount *path*. The kernel waits for the end of a process that a failed test left and that still uses *path*."""
     _run("umount", "--lazy", str(path))
 
 
 def _run(program: str, *arguments: str) -> None:
-    """Run a system program; raise AssertionError with what it said if it fails or is missing."""
+    """Run a system program; raise AssertionError with its output if it fails, or if it is missing."""
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20, check=False)
     except FileNotFoundError:

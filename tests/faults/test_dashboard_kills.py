@@ -1,7 +1,7 @@
-"""The dashboard's store after kills and losses of power: what `save` has confirmed is there, and nothing is damaged.
+"""The dashboard's store after kills and losses of power: all rows that `save` confirmed exist undamaged.
 
 A child process writes numbered rows, and prints each number once it is saved. strace(1) records the writes and syncs
-of its file, from which the test builds what a disk may hold after a loss of power.
+of its file, from which the test builds the possible contents of a disk after a loss of power.
 """
 
 from __future__ import annotations
@@ -159,6 +159,6 @@ def test_loss_of_power_loses_nothing_that_was_saved(tmp_path: Path) -> None:
 
 
 def text(argument: str) -> bytes:
-    """Return the bytes of a string in the output of strace, which has the number of each byte in hexadecimal."""
+    """Return the bytes of a string in the output of strace, which writes each byte as a hexadecimal number."""
     value: bytes = literal_eval("b" + argument)
     return value

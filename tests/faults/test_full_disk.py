@@ -195,7 +195,7 @@ def test_server_starts_on_a_full_disk_with_more_ended_reservations_than_fit_into
             for id in some:
                 assert peer.read_line() == b"RESERVED %d 10" % id
                 peer.read(12)
-        assert peer.ask(b"delete %d" % last) == b"DELETED"  # after which all records before it are in files
+        assert peer.ask(b"delete %d" % last) == b"DELETED"  # after this reply, all earlier records are in files
         server.stop(signal.SIGKILL)
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         assert set(states(peer, ids)) == {"ready"}
@@ -247,7 +247,7 @@ def test_small_disk_under_load_loses_nothing_and_answers_every_command(
 
 
 def test_batch_of_releases_larger_than_free_space_is_answered(small_disk: Path) -> None:
-    """Each writes a record of 83 bytes and one of 50 for the reservation: together more than is free."""
+    """Each release writes a record of 83 bytes, and one of 50 for the reservation: together more than is free."""
     with serving(small_disk, "-f", "0") as server, contextlib.ExitStack() as stack:
         peers = [stack.enter_context(Peer(server)) for _ in range(8)]
         ids = put_until_full(peers[0], 10)
@@ -272,7 +272,7 @@ def test_batch_of_releases_larger_than_free_space_is_answered(small_disk: Path) 
     [(700_000, 4000), (2_000_000, 16_300)],
 )
 def test_full_disk_with_small_files_answers_every_command(tmp_path: Path, size: int, body: int) -> None:
-    """The blocks of the disk are large beside the records and the files."""
+    """The blocks of the disk are large compared with the records and the files."""
     with ext4(tmp_path / "disk", size) as directory:
         journal = directory / "journal"
         journal.mkdir()

@@ -26,13 +26,13 @@ from tests.support.daemon import REPOSITORY
 TARGETS: Final = ("wire", "journal", "binlog", "archive")
 
 LONGEST: Final = 1000
-"""Bytes of an input."""
+"""Maximum bytes of an input."""
 
 HANGS_AFTER: Final = 60
 """Seconds per input. The slowest known input takes a fifth of a second on an idle machine."""
 
 MEMORY_MIB: Final = 256
-"""Memory of the whole process, which needs a quarter of it, and has no reason to grow from input to input."""
+"""Maximum memory of the process. It needs a quarter of that, and should not grow from input to input."""
 
 
 def main() -> int:

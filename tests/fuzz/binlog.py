@@ -1,7 +1,8 @@
 """Fuzz beanstalkd's files, generated and damaged. They have no checksum, so every consistent record is a job.
 
-Checked: reading raises nothing and finds no more than there is; every body is part of a file; a start imports all of it
-or refuses with StartError; and the imported journal is consistent, accepts puts, and is restored by the next start.
+Checked: reading raises nothing, and finds no more bytes than the files have; every body is part of a file; a start
+imports all jobs, or refuses with StartError; and the imported journal is consistent, accepts puts, and is restored by
+the next start.
 """
 
 from __future__ import annotations

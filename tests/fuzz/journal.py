@@ -49,7 +49,7 @@ BENCHES: Final[dict[int, type[Bench]]] = {1: Bench, 2: Bench, 3: PolicyBench, 4:
 SEEDS: Final = tuple(BENCHES)
 TURNS: Final = 40
 LATER: Final = START + 86400 * SECOND
-"""After every time in the journals of the base servers."""
+"""A time after all times in the journals of the base servers."""
 
 LENGTHS: Final = (0, 1, 20, 8, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 21)
 NUMBERS: Final = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 2**32, 2**64 - 1)

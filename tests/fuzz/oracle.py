@@ -2,7 +2,7 @@
 
 The model has no slices. So the oracle follows the replies: for each reply of a session it takes the next command of
 that client, asks the model, and compares. If two things are due at the same instant and their order is not defined, the
-model is given up. From then on a reply must only be one that its command can get, and a body one that was put.
+model is given up. From then on, a reply must only be one that its command can get, and a body must be one that was put.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST: Final = 222
 """Bytes of a line without its end."""
 
 LONGEST_BY_VERB: Final = {verb.name: verb.max_line - 2 for verb in VERBS}
-"""The same by verb; a put may only have a longer line if it has tags."""
+"""Bytes of a line without its end, by verb; a put may have a longer line than LONGEST only if it has tags."""
 
 TAG: Final = re.compile(rb"(?:idp|grp|aft|con):")
 
@@ -75,7 +75,7 @@ LEGAL: Final = {
     b"reserve-mode": (b"USING",),
     b"stats-mode": (b"USING",),
 }
-"""The words with which the reply of each verb may begin; any word for a verb that is missing."""
+"""The words with which the reply of each verb may begin; a verb that is missing here may have any reply."""
 
 WITH_DATA: Final = re.compile(rb"(?:RESERVED [0-9]+|FOUND [0-9]+|OK) ([0-9]+)((?: [^ \r]+)*)\r\n")
 BATCH: Final = re.compile(rb"RESERVED_BATCH ([0-9]+)\r\n")
@@ -98,7 +98,7 @@ class Put:
 
 
 class Reading:
-    """One client's bytes, parsed into commands the slow way."""
+    """One client's bytes, parsed into commands by simple and slow code."""
 
     def __init__(self, max_job_size: int) -> None:
         self._max_job_size = max_job_size
@@ -254,7 +254,7 @@ class Oracle:
             assert not self.model or number not in self.model.waiting
         elif has_more:
             if isinstance(command, tuple) and command[0] in WORKS:
-                self.give_up()  # it may be half done
+                self.give_up()  # the command may be half done
         elif not is_parked:
             assert command is None, f"no reply to {command!r}"
         elif number not in self._parked:

@@ -47,13 +47,14 @@ MAX_SENT: Final = 300_000
 """Bytes of a whole run, so that no run takes long."""
 
 CHECKED_UP_TO: Final = 150
-"""Jobs; checking more of them after each step would take too long."""
+"""Number of jobs from which on steps are not checked, since each check would take too long."""
 
 LATEST: Final = START + 2**33 * SECOND
-"""Two centuries ahead: with a delay of two more, the journal's 64 bits still hold the nanoseconds."""
+"""The latest time, two centuries ahead: the journal's 64 bits of nanoseconds still hold a delay of two more
+centuries."""
 
 MAX_TICKS: Final = 2000
-"""Ticks between two moments: far more than the number of things that can become due."""
+"""Maximum ticks at one moment: far more than the number of events that can become due."""
 
 # An input selects from these tuples by a byte modulo their length. After a change of a length, the inputs of
 # tests/fuzz/corpus mean something else: let `make fuzz ARGS=--keep` find new ones.
@@ -106,7 +107,7 @@ _KNOWN: Final = dict(codec.known)
 
 def one(data: bytes) -> None:
     """Run the schedule *data*; raise AssertionError, or an exception of the server, if there is an error."""
-    codec.known.clear()  # it outlives a run, and two runs of one schedule must be the same
+    codec.known.clear()  # the cache outlives a run, and two runs of one schedule must be the same
     codec.known.update(_KNOWN)
     source = Source(data)
     Wire(source).play(source)
@@ -120,7 +121,7 @@ class Queue(Bench):
         self.broker.retained_keys.table = self.journal.keys  # compaction copies the keys of this table
 
     def run_commands(self, commands: int) -> None:
-        """Do nothing, where a Bench would let clients of its own act in between."""
+        """Do nothing: the schedule has the clients, while a Bench would run its own here."""
 
 
 class Talker:
@@ -212,7 +213,7 @@ class Wire(BrokerListener):
             talker.outbox += data * count
 
     def _send(self, talker: Talker, size: int) -> None:
-        """Deliver *size* bytes of the outbox, 255 for all, as a connection does: it finishes before it reads on."""
+        """Deliver *size* bytes of the outbox, 255 for all. As a connection does, serve it before reading more."""
         size = min(size if size < 255 else RECEIVE_SIZE, len(talker.outbox))
         self._resume(talker)
         while talker.session.has_more:
@@ -368,7 +369,7 @@ class Wire(BrokerListener):
             self.bench.run_maintenance()
 
     def _read_bodies(self) -> None:
-        """Load as the body loader does: read back the bodies that are waited for."""
+        """Load as the body loader does: read back the bodies for which sessions wait."""
         if not self.fetched:
             return
         assert self.bench is not None
@@ -395,7 +396,7 @@ class Wire(BrokerListener):
             disk.before = Fault(1 + (what >> 3), errno.EIO, is_lasting=False, calls=("write", "sync"))
 
     def _finish(self) -> None:
-        """Disconnect all clients. The journal has all changes, and nothing else is left of them."""
+        """Disconnect all clients. The journal has all changes, and nothing else of the clients is left."""
         self._resume_all()
         for talker in self.talkers:
             self._disconnect(talker)

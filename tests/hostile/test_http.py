@@ -61,7 +61,7 @@ def test_http_flood_does_not_delay_the_queue(flood: str) -> None:
         threads = [threading.Thread(target=each, daemon=True) for each in (send, read)]
         for thread in threads:
             thread.start()
-        for _ in range(300):  # each would wait until the flood ebbs, which it does not
+        for _ in range(300):  # each would wait for the end of the flood, which does not end
             assert good.ask(b"list-tube-used") == b"USING default"
         flooder.shutdown(socket.SHUT_RDWR)
         for thread in threads:
@@ -297,7 +297,7 @@ def test_slow_reader_gets_the_whole_response(served: Served, monkeypatch: pytest
     with socket.create_connection(("127.0.0.1", served.port), TIMEOUT) as sock:
         sock.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
         size = 0
-        for _ in range(80):  # four seconds, and no half a megabyte in any 0.5 of them
+        for _ in range(80):  # four seconds, with less than half a megabyte in any half second
             size += len(sock.recv(32768))
             time.sleep(0.05)
         while data := sock.recv(2**20):
@@ -373,7 +373,7 @@ def test_one_empty_line_before_a_request_is_skipped(served: Served) -> None:
 
 
 def test_empty_line_does_not_begin_a_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that sends one after a body may be idle for as long as any other."""
+    """A client that sends an empty line after a body may be idle for as long as any other."""
     monkeypatch.setattr(http, "REQUEST_TIMEOUT", 0.1)
     monkeypatch.setattr(http, "IDLE_TIMEOUT", 0.5)
     assert served.ask(b"GET / HTTP/1.1\r\n\r\n\r\n").count(b"200 OK") == 1

@@ -576,7 +576,7 @@ def test_error_without_errno_keeps_its_text() -> None:
 
 
 def test_batch_cut_short_by_a_full_disk_is_completed_by_a_rewrite() -> None:
-    """No record is in doubt: those written count, the others are rewritten, and service continues."""
+    """No record is in doubt: written records count, the others are rewritten, and service continues."""
     disk = Disk()
     disk.capacity = 20 * SEGMENT
     bench = PacedBench(disk)

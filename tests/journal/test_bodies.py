@@ -243,7 +243,7 @@ def test_body_whose_copy_is_in_doubt_is_not_evicted() -> None:
 
 
 def test_rewrite_reads_back_a_limited_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All jobs were kicked, and those records are in doubt. Jobs beyond the limit get only another UPDATE record."""
+    """All jobs were kicked, and these kicks are in doubt. Jobs beyond the limit get only another UPDATE record."""
     bench = filled_bench(0, max_size=2**20)
     for _ in range(60):
         assert (

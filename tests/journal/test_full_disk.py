@@ -13,7 +13,7 @@ from tests.journal.workload import Bench
 
 SEGMENT = 16384
 BODY = SEGMENT - 84
-"""The record of such a body, and the header of its segment, exceed SEGMENT."""
+"""Size of a body, whose record and the header of its segment together exceed SEGMENT."""
 
 FULL_TURNS = 5
 """Rounds of the committer's tasks after which nothing is due on a full disk."""

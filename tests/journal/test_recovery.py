@@ -248,7 +248,7 @@ def test_blank_segment_created_ahead_is_not_damage(size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 43, 44, 4096])
 def test_blank_files_below_all_others_are_damage(size: int) -> None:
-    """They were in use: files created ahead are used in ascending order, and a start numbers above every file."""
+    """They were in use: files created ahead are used in ascending order, and a start numbers new files above all."""
     recovery = recover(SAMPLE.segments | {1: bytes(size)})
     SAMPLE.assert_only_recorded_states(recovery)
     assert facts(recovery.damage) == [("journal.1", 0, size, None, False)]

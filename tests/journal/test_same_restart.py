@@ -195,7 +195,7 @@ def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_each_state_survives_a_restart_as_with_beanstalkd(tmp_path: Path, number: signal.Signals) -> None:
-    """Differences are only what beanstalkd does not record (Case.differs); ours shows the values from before."""
+    """Only values that beanstalkd does not record differ (Case.differs); ours shows those from before."""
     before, after = restart(ours(), tmp_path / "ours", number)
     before_in_peer, after_in_peer = restart(peer(), tmp_path / "peer", number)
     for name, expected in ALL.items():

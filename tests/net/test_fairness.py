@@ -224,7 +224,7 @@ def memory_path() -> Iterator[Path]:
 def test_records_of_a_long_kick_are_committed_between_its_slices(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of its records would take ten times MAX_UNCOMMITTED bytes. On a slow disk more of them wait for a commit."""
+    """All records of the kick would take ten times MAX_UNCOMMITTED bytes. On a slow disk, more wait for a commit."""
     files, now = Directory(str(memory_path)), steady_clock()()
     journal = JournalWriter(files, 2**25, SECOND, os.urandom)
     broker = Broker(FACTS, journal)

@@ -364,7 +364,7 @@ def test_rest_of_a_batch_is_deferred_when_the_budget_is_used_up(rig: Rig) -> Non
 
 
 def test_handlers_that_always_have_input_do_not_starve_others(rig: Rig) -> None:
-    """Neither the sockets polled after them starve, nor the other watchers of the loop."""
+    """Neither the sockets that are polled after them nor the other watchers of the loop starve."""
     rig.add_all()
     busy, other = rig.handlers[:BATCH_SIZE], rig.handlers[BATCH_SIZE]
     for handler in busy:

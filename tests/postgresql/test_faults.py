@@ -141,7 +141,7 @@ def test_migration_waits_for_another_migration_until_the_lock_timeout(cluster: C
 
 
 def test_session_is_replaced_after_many_lock_timeouts(cluster: Cluster) -> None:
-    """It may be a session of a former primary, whose locks are held by commits that wait for a lost standby."""
+    """The session may be one of a former primary, whose locks are held by commits that wait for a lost standby."""
     connection = DatabaseConnection(Hosts(conninfo_of(cluster.url, "--journal")), "locked", 0.1)
     with psycopg.connect(cluster.url) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))

@@ -164,7 +164,7 @@ def test_batch_of_several_rows_is_atomic(members: tuple[Member, Member], cluster
 def test_broken_connection_is_replaced_and_no_row_is_duplicated(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
-    """Its backend ends before a batch, and during a batch that waits for a lock."""
+    """The backend of the connection ends before a batch, and during a batch that waits for a lock."""
     one, two = members
     one.lead()
     ids = [one.put(b"a")]

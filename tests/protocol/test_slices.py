@@ -41,7 +41,7 @@ def test_peeks_of_big_jobs_and_long_lists_are_sent_in_slices() -> None:
 
 
 def test_ends_of_pauses_are_served_in_slices() -> None:
-    """Each may hand out a slice of jobs."""
+    """The end of each pause may hand out a slice of jobs."""
     talk = Talk()
     out = slices(talk, b"pause-tube default 0\r\n" * 30)
     assert b"".join(out) == b"PAUSED\r\n" * 30

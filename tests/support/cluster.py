@@ -44,7 +44,7 @@ class Cluster:
     """A PostgreSQL server. As a context manager it is killed, and its directory removed, at the end of the block."""
 
     def __init__(self, *settings: str, upstream: Cluster | None = None, port: int = 0) -> None:
-        """*settings* are lines of postgresql.conf; with *upstream*, it is a standby of that. 0 is any free *port*."""
+        """*settings* are lines of postgresql.conf. *port* 0 is any free port. With *upstream*, this is its standby."""
         self.directory: Path = Path(tempfile.mkdtemp(prefix="greenstalk-pg-", dir="/tmp"))
         self.port: int = port or free_ports(1)[0]
         self._data: Path = self.directory / "data"

@@ -141,7 +141,7 @@ def run_here(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
         redirect_stdout(out),
         redirect_stderr(err),
         patch.dict(os.environ, environment(**variables), clear=True),
-        patch.object(logger, "handlers", []),  # `config --check` adds one
+        patch.object(logger, "handlers", []),  # `config --check` adds a handler
     ):
         code = main(list(flags))
     return subprocess.CompletedProcess(list(flags), code, out.getvalue(), err.getvalue())

@@ -39,7 +39,7 @@ Done = subprocess.CompletedProcess
 
 PR_SET_CHILD_SUBREAPER: Final = 36
 MAX_REQUEST: Final = 1 << 17
-"""Bytes of a request at most."""
+"""Maximum bytes of a request."""
 
 
 class Process(subprocess.Popen[Any]):
@@ -153,7 +153,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = _stream(number, is_raw=is_raw and number > 0)
         setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)  # keeps it open
+        setattr(sys, f"__{name}__", stream)  # keeps the stream open
     if request["is_session"]:
         os.setsid()
     if request["minds"]:

@@ -1,4 +1,4 @@
-"""Command lines by the table of verbs."""
+"""Command lines made from the table of verbs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def arguments(verb: Verb) -> list[Argument]:
 
 
 def line(verb: Verb, value: Callable[[str], bytes]) -> bytes:
-    """Return a line with *verb* and *value* of the name of each argument that is not optional."""
+    """Return a line with *verb* and a value of each required argument, which *value* returns for its name."""
     return b" ".join([verb.name, *(value(each.name) for each in arguments(verb) if not each.is_optional)])
 
 

@@ -26,7 +26,8 @@ LIMITS: Final = {b"one": 1, b"single": 1, b"two": 2}
 """Limits by concurrency key."""
 
 CLIENTS: Final = 6
-"""The first one only puts, and moves to another server soon: it tells how long there is no service."""
+"""The first of these clients only puts, and moves to another server soon: its puts show how long there is no
+service."""
 
 TTR: Final = 3600
 """Seconds, which are also the time for which an idempotency key outlives its job. No reservation times out."""

@@ -98,7 +98,7 @@ class _Calls:
             directory, count, *words = data.decode(errors="surrogateescape").split("\0")
             arguments, variables = words[: int(count)], words[int(count) :]
             environ = dict(each.split("=", 1) for each in variables)
-            environ.pop("PYTHONPATH")  # of `run_in_shell`; the process has imported the program
+            environ.pop("PYTHONPATH")  # `run_in_shell` sets it, but the process has imported the program
             process = forking.Process(
                 (sys.executable, "-m", "greenstalkctl", *arguments),
                 cwd=directory,

@@ -19,7 +19,7 @@ class Peer:
     """A connection with a timeout on every wait."""
 
     def __init__(self, server: Daemon | socket.socket, port: int | None = None) -> None:
-        """*server* may be a connected socket. *port* is needed if the server has several."""
+        """*server* may be a connected socket. *port* is needed if the server has several ports."""
         if isinstance(server, socket.socket):
             self.sock = server
         else:

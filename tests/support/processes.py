@@ -34,7 +34,7 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.wait(TIMEOUT)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):  # of unsent input
+            with contextlib.suppress(BrokenPipeError):  # some input was not sent
                 pipe.close()
 
 

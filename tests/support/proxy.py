@@ -15,7 +15,7 @@ CHUNK: Final = 65536
 
 
 class _Side:
-    """One end of a connection. Its data goes to *other*, waits while the proxy is cut, or is dropped if it is silent.
+    """One end of a connection. Its data goes to *other*, waits while the proxy is cut, or is dropped by a silent side.
 
     sent    bytes since the other end last sent something.
     """

@@ -27,7 +27,7 @@ from .wire import SILENCE, Connection
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 MAX_IDS = 1000
-"""Maximum ids per conversation, above the number that any uses. A server that exceeds it allocates wrong ids."""
+"""Maximum ids per conversation, more than any conversation uses. A server that exceeds it allocates wrong ids."""
 
 OURS_VARIABLE = "CONFORMANCE_OURS"
 """Environment variable that replaces our server's command; `-l`, `-p` and the flags are appended to it."""
@@ -211,7 +211,7 @@ def _is_clean(stats: dict[str, str]) -> bool:
 
 
 def yaml_mapping(reply: bytes) -> dict[str, str]:
-    """Return the keys and values of a stats reply; raise ServerError if *reply* is another one."""
+    """Return the keys and values of a stats reply; raise ServerError for a reply of another kind."""
     head, _, body = reply.partition(b"\r\n")
     if not head.startswith(b"OK ") or reply.endswith(SILENCE):
         raise ServerError(f"not a stats reply: {reply!r}")

@@ -170,7 +170,8 @@ NAMES = """() => [...document.querySelectorAll('main .cut-name.long')].filter(on
             end > 0 && start.getBoundingClientRect().right + end <= box.right + 1,
             box.right <= one.parentElement.closest('th, td, li, div, h1, nav').getBoundingClientRect().right + 1];
 })"""  # noqa: E501
-"""Returns the title, the text, whether the start is cut, whether the end is whole, and whether it is inside."""
+"""Returns for each long name the title, the text, and whether the start is cut, the end is whole, and the name is
+inside."""
 
 
 def accessible_names(page: Page) -> set[str]:

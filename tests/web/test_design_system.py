@@ -23,7 +23,7 @@ FROM_TOKENS = {
     "border-radius": re.compile(r"(?:(?:var\(--radius[a-z-]*\)|0|50%)\s*)+"),
     "box-shadow": re.compile(r"var\(--shadow\)|0 1px var\(--line\)"),
 }
-"""What a property may have outside the file of tokens."""
+"""The values that a property may have outside the file of tokens."""
 
 TEXTS = ("main", "muted", "faint", "accent", "reserved", "delayed", "buried", "failure")
 GROUNDS = ("page", "panel", "hover")

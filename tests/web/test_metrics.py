@@ -629,7 +629,7 @@ def test_grafana_dashboard_uses_existing_metrics(exported: dict[str, set[str]]) 
 
 
 def test_alert_rules_use_existing_metrics(exported: dict[str, set[str]]) -> None:
-    """tests/deploy/test_alerts.py runs the rules; here are the metrics of a server, and the labels in the texts."""
+    """tests/deploy/test_alerts.py runs the rules; this test checks their metrics and the labels in their texts."""
     group, shared = yaml.safe_load((DOCS / "prometheus-alerts.yml").read_text())["groups"]
     exported |= {name: set() for name in ("greenstalk_leader", "greenstalk_replication_lag_seconds")}
     for rule in group["rules"] + shared["rules"]:

@@ -429,7 +429,7 @@ def test_first_curl_lines_run_as_written() -> None:
 
 
 THEN = [None, "delayed", "buried", "reserved", "reserved"]
-"""The state of the job after each of the other lines."""
+"""The state of the job after each line of FINISHES; None if it no longer exists."""
 
 
 @pytest.mark.parametrize(("line", "then"), list(zip(FINISHES, THEN, strict=True)))

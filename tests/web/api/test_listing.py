@@ -83,7 +83,7 @@ def test_remaining_jobs_follow_the_ordered_ones(queue: Queue, program: Program) 
 
 
 def test_more_urgent_jobs_do_not_hide_others(queue: Queue, program: Program) -> None:
-    """They are put between two pages, and there are more of them than an ordered list has."""
+    """The more urgent jobs are put between two pages, and they are more than an ordered list has."""
     expected = shuffled(queue, "mail", 200)
     first = program.get("/jobs", tube="mail", state="ready", limit=100)
     for _ in range(MAX_LISTED + 10):

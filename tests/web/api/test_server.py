@@ -128,7 +128,7 @@ def test_audit(queue: Queue, program: Program, limit: int) -> None:
 
 
 def test_audit_filters(queue: Queue, program: Program) -> None:
-    """The same as on the audit page."""
+    """The filters are the same as on the audit page."""
     first, second = queue.put("mail", count=2)
     program.do("DELETE", f"/jobs/{first}", None, 204)
     queue.now += 60 * SECOND

@@ -8,5 +8,5 @@
 | celery*.body | make_celery.py | Celery 5.7, Kombu 5.7 (PyPI) |
 
 Each script writes into the current directory; its docstring or first comment says how to install the framework. Debian
-does not have Backburner, and the scripts need no server: they do what the one method for a put does.
+does not have Backburner, and the scripts need no server: they repeat the steps of the only method that puts a job.
 """
