@@ -173,7 +173,7 @@ def _sample(cpus: Cpus, server: Server, seconds: float) -> Sample:
 
 @contextmanager
 def _watched(dashboard: Dashboard) -> Iterator[None]:
-    """Inside the block, keep TABS open, and restart a search and a grouping of errors whenever it ends."""
+    """Inside the block, keep TABS open, and restart a search and a grouping of errors whenever they end."""
     is_over = threading.Event()
     with ExitStack() as tabs, ThreadPoolExecutor() as threads:
         for tab in TABS:

@@ -214,7 +214,7 @@ def _with_journal(mode: Mode, suffix: str, flags: tuple[str, ...], targets: tupl
 
 
 LAZILY_SYNCED: Final = ("-f", "50")
-"""The journal of `make run`."""
+"""The server's options for the journal that `make run` uses."""
 
 CORE: Final = (
     CYCLE,

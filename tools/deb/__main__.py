@@ -2,8 +2,9 @@
 
 Usage: python -m tools.deb
 
-The package has the wheels of this project and what they require in /usr/lib/greenstalk, because Debian has older
-versions of most of it. It uses the wheels in dist that were built from HEAD, and builds them if they are missing.
+The package has the wheels of this project and the packages that they require in /usr/lib/greenstalk, because Debian has
+older versions of most of them. It uses the wheels in dist that were built from HEAD, and builds them if they are
+missing.
 """
 
 from __future__ import annotations
@@ -88,12 +89,12 @@ def main() -> None:
 
 
 def debian_version() -> str:
-    """Return the version so that dpkg sorts it before the release: 0.2.0~dev0+g1a2b3c4d5."""
+    """Return the version in a form that dpkg sorts before the release: 0.2.0~dev0+g1a2b3c4d5."""
     return __version__.replace(".dev", "~dev")
 
 
 def install_packages(site: Path, *wheels: Path) -> None:
-    """Install *wheels* and what they require into *site*, for Debian's Python."""
+    """Install *wheels* and the packages that they require into *site*, for Debian's Python."""
     programs = environment("deb", python=PYTHON)
     options = ("--quiet", "--no-compile", "--target", site)
     run(programs / "python", "-m", "pip", "install", *options, *wheels, *OPTIONAL)
@@ -176,7 +177,7 @@ def licence(metadata: PackageMetadata) -> str:
 
 
 def maintainer() -> str:
-    """Return the maintainer, who is in the control file."""
+    """Return the maintainer that the control file names."""
     (line,) = [line for line in control().splitlines() if line.startswith("Maintainer: ")]
     return line.partition(": ")[2]
 

@@ -12,10 +12,10 @@ from bench.client import BATCH, Client
 from .scenario import Scenario, Target
 
 MANY: Final = 100_000
-"""Jobs."""
+"""Number of jobs in scenarios with many jobs."""
 
 CROWD: Final = 10_000
-"""Connections."""
+"""Number of connections in scenarios with many connections."""
 
 GANG: Final = 32
 """Connections that pipeline costly commands."""
@@ -231,7 +231,7 @@ def rebuild_tube_sets(target: Target) -> Play:
 
 
 def too_many_tube_sets(target: Target) -> Play:
-    """Clients pipeline reserves, each from many tubes of its own. There are more clients than tube sets may exist."""
+    """Clients pipeline reserves, each from many tubes of its own, and need more tube sets than may exist."""
     clients = _with_own_tubes(target)
     yield
     _pipeline(clients, [b"reserve-with-timeout 0\r\n"] * 100, 1)
@@ -425,7 +425,7 @@ def free_key(target: Target) -> Play:
 
 
 def stale_fronts(target: Target) -> Play:
-    """The jobs of many concurrency keys in one tube, each of which has a job in another tube, become stale at once."""
+    """Many concurrency keys have a job in each of two tubes, and the jobs in one of the tubes become stale at once."""
     client = target.connect()
     keys = range(MANY // 2)
     client.ask_all(b"put-in-tube one 0 0 3600 1 con:k%d\r\nx\r\n" % key for key in keys)

@@ -19,13 +19,13 @@ VIEWERS: Final = 10
 """Requests at the same time."""
 
 CROWD: Final = 3000
-"""Connections of HTTP."""
+"""Number of HTTP connections."""
 
 ELEMENTS: Final = 32_000
 """Elements of the array in a body of 64 KiB."""
 
 TERMS: Final = " ".join([f"-body.a:*a*a{number}*b" for number in range(8)])
-"""A query of the greatest cost for such a body."""
+"""The most expensive query for a body with ELEMENTS elements."""
 
 Play = Generator[None, None, None]
 

@@ -1,4 +1,4 @@
-"""Write deploy/requirements.txt and deploy/build-requirements.txt: what the image installs from PyPI, with hashes.
+"""Write deploy/requirements.txt and deploy/build-requirements.txt: the image's packages from PyPI, with hashes.
 
 Usage: python -m tools.image.requirements
 
@@ -39,7 +39,8 @@ def direct(*extras: str) -> list[str]:
 
 
 REQUIREMENTS: Final = {INSTALLED: direct("postgresql", "oidc"), TO_BUILD: direct("compile")}
-"""Requirements by file. The build imports the dashboard and follows its imports, so it needs the server's too."""
+"""Requirements by file. The build imports the dashboard and follows its imports, so it needs the server's requirements
+too."""
 
 
 def main() -> None:

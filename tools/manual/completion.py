@@ -85,7 +85,7 @@ def _taking_values() -> Iterator[Definition]:
 
 
 def _bash_action(row: Definition) -> str:
-    """Return what completes the value of *row*: words, names of files, directories or users, or nothing."""
+    """Return the completions of the value of *row*: words, names of files, directories or users, or nothing."""
     if row.metavar in WORDS:
         return f'COMPREPLY=($(compgen -W "{" ".join(WORDS[row.metavar])}" -- "$current"));'
     kind = {"DIR": "d", "FILE": "f", "USER": "u"}.get(row.metavar)

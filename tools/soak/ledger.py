@@ -84,7 +84,10 @@ def audit(ledger: Ledger, present: Mapping[int, bytes]) -> dict[str, int]:
 
 
 def _sums(ledger: Ledger, present: Iterable[int]) -> dict[str, int]:
-    """Return the terms of put = deleted + present; a put or delete without a reply counts as what became of the job."""
+    """Return the terms of put = deleted + present.
+
+    A put or a delete without a reply counts as carried out if the present jobs show that it was.
+    """
     there = set(present)
     unanswered = ledger.perhaps_deleted & ledger.put.keys() - ledger.deleted.keys() - there
     sums = {
