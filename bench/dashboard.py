@@ -1,4 +1,4 @@
-"""Measure what open dashboards cost the workers: python -m bench.dashboard. See README.md.
+"""Measure the cost of open dashboards to the workers: python -m bench.dashboard. See README.md.
 
 One Greenstalk Server holds a million jobs, 100,000 of them buried with an error, and ten thousand tubes. `cycle` runs
 on 20 connections, in turns without viewers and with viewers: ten open tabs, a search that repeatedly scans every job,

@@ -1,5 +1,5 @@
 // Menus: `details` elements of the class `menu`. They work without this script, which closes them on Escape and on a
-// click elsewhere, so that one is open at a time, and moves between entries with the arrow keys.
+// click elsewhere, so that only one is open, and moves between entries with the arrow keys.
 "use strict";
 
 (() => {

@@ -1,4 +1,4 @@
-"""Reserve: order, waits, wake-ups, disconnects, and the safety margin where no time has to pass."""
+"""Reserve: order, waits, wake-ups, disconnects, and the rules of the safety margin that need no time to pass."""
 
 from .script import parse_corpus
 

@@ -28,7 +28,7 @@ INSTRUCTIONS = [
 REQUIREMENTS = {
     str(file.relative_to(REPOSITORY)): required for file, required in image_requirements.REQUIREMENTS.items()
 }
-"""By file that the image installs: the requirements of pyproject.toml that it must satisfy."""
+"""For each requirements file of the image: the requirements of pyproject.toml that the file must satisfy."""
 
 
 def last(word: str) -> str:

@@ -245,7 +245,7 @@ WAKES: Final = "hangs and wakes"
 
 
 class Promotions(_Rounds):
-    """Rounds in which PostgreSQL's primary hangs and its synchronous standby is promoted. The URL has both."""
+    """Rounds in which PostgreSQL's primary hangs and its synchronous standby is promoted. The URL names both."""
 
     kind: Final = "promotion"
 
@@ -256,7 +256,7 @@ class Promotions(_Rounds):
         super().__init__(Nodes([Node(f"node-{number}", url, logs, "-s", SEGMENT) for number in range(2)]), seed)
 
     def run(self, way: str = HANGS) -> Report:
-        """Run one round. The old primary HANGS, or continues soon (WAKES) beside the new one."""
+        """Run one round. The old primary HANGS, or continues soon (WAKES) while the new one runs."""
         self._see_service()
         active = self._nodes.wait_for_roles()
         old, new = self._primary, self._standby

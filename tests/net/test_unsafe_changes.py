@@ -1,4 +1,4 @@
-"""A reply that reports on a job waits for the changes that other connections have made and a crash could still undo."""
+"""A reply that reports on a job waits for the changes of other connections that a crash could still undo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel of greenstalk-client: its files, its only dependency, and what an import loads."""
+"""The wheel of greenstalk-client: its files, its only dependency, and the modules that an import loads."""
 
 from __future__ import annotations
 

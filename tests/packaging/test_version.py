@@ -1,4 +1,4 @@
-"""The version: its commit between two releases, and what docs/upgrade.md and CHANGELOG.md say of it."""
+"""The version: its commit between two releases, and its description in docs/upgrade.md and CHANGELOG.md."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Cluster:
 
     @staticmethod
     def url_by(*ports: int) -> str:
-        """Return the URL of the database for journals on several servers; a client connects to the writable one."""
+        """Return a URL with several servers for the database of journals; a client connects to the writable server."""
         hosts = ",".join([f"127.0.0.1:{port}" for port in ports])
         return f"postgresql://postgres@{hosts}/greenstalk"
 

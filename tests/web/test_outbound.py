@@ -1,4 +1,4 @@
-"""Requests from the server: which addresses are allowed, and what a hostile or broken receiver can cause."""
+"""Requests from the server: which addresses are allowed, and the effects of a hostile or broken receiver."""
 
 from __future__ import annotations
 

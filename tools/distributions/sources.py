@@ -14,7 +14,7 @@ from greenstalk_server import __version__
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 CLIENT: Final = "greenstalk_client"
-"""The directory of the distribution greenstalk-client, which its archive has at the top."""
+"""The directory of the distribution greenstalk-client, whose files are at the top of its archive."""
 
 _LINKED: Final = {"version.py": "greenstalk_server/version.py", "LICENSE": "LICENSE"}
 """Files that other packages link to; an archive has a copy in the place of each link."""

@@ -371,7 +371,7 @@ def change_weights(target: Target) -> Play:
 
 
 def kick_many(target: Target) -> Play:
-    """One client kicks many delayed jobs, by turns of priority."""
+    """One client kicks many delayed jobs, whose priorities alternate among a thousand."""
     client = target.connect()
     client.ask_all(b"put %d 3600 60 1\r\nx\r\n" % (number % 1000) for number in range(MANY))
     yield

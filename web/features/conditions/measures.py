@@ -560,7 +560,7 @@ def _of_server(kind: Kind, severity: Severity, value: float, threshold: float, s
 def _limit(
     tube: bytes, name: str, unit: str, subject: str, used: int, most: int, left: int | None, thresholds: Thresholds
 ) -> Measure | None:
-    """Return the measure of a limit, without its link; None if it is far away."""
+    """Return the measure of a limit, without its link; None if the limit is not nearly reached."""
     share = used / most
     near = share / thresholds.limit_used if thresholds.limit_used else 0.0
     soon = thresholds.limit_within / max(1, left) if left is not None else 0.0

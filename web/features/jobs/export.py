@@ -107,7 +107,8 @@ class Exports:
     def file(self, query: Query, form: str, paths: tuple[Path, ...] = ()) -> Response:
         """Return the jobs that match *query*, oldest first, as a *form* file. Sending it may switch greenlets.
 
-        *paths* names the fields of JSON bodies to export too. Raise Forbidden if there are some and bodies are hidden.
+        *paths* names the fields of JSON bodies to export too. Raise Forbidden if *paths* is not empty and bodies are
+        hidden.
         """
         if paths and not principal().sees_bodies:
             raise Forbidden("Job bodies are hidden from you, so you cannot export their fields.")

@@ -91,7 +91,7 @@ class TubeView:
 
     @property
     def attention(self) -> str:
-        """Severity and label of the tube's worst condition; else `info` and a state that is not a problem, or empty.
+        """Severity and label of the tube's worst condition; without one, `info` and a harmless state, or empty.
 
         The severity is the first word.
         """

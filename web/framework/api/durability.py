@@ -1,4 +1,4 @@
-"""Wait for the journal, so that a response reports on a job or a change only when no crash can undo what it says.
+"""Wait for the journal, so that no crash can undo a change or a state of a job that a response reports.
 
 A response with counts or lists does not wait. It shows the queue as it is in memory.
 """

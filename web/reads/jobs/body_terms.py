@@ -126,7 +126,7 @@ def body_test(name: str, match: FieldMatch) -> BodyTest:
 
 
 def _if_complete(read: Callable[[bytes], Values], has_match: Callable[[list[object]], bool]) -> BodyTest:
-    """Return a function that tests the values that *read* returns; its result is None if unread values decide."""
+    """Return a test of the values that *read* returns; its result is None if it depends on unread values."""
 
     def test(body: bytes) -> bool | None:
         values, is_partial = read(body)
