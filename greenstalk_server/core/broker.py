@@ -58,8 +58,8 @@ SLICE: Final = 256
 """Maximum number of jobs that one tick, kick, clear or disconnect moves: about a millisecond of work."""
 
 MAX_EMPTY_PAUSED: Final = 1000
-"""Maximum number of paused tubes that exist although no client uses or watches them and they hold no job. Each segment
-of the journal begins with the pauses."""
+"""Maximum number of paused tubes that exist although no client uses or watches them and they hold no job. The number is
+limited because each segment of the journal begins with the pauses."""
 
 
 def _no_jitter() -> float:
@@ -74,23 +74,23 @@ class Broker:
     tubes           every tube by name, in the order of creation.
     default_tube    the tube "default", which always exists.
     totals          number of jobs by state.
-    tube_sets       sets of many tubes that some client watches and has reserved from.
+    tube_sets       sets of many tubes, each made when a client that watches exactly these tubes reserves.
     clients         every connected client.
     closing_clients disconnected clients that still have jobs or watches, each with iterators over the ids of these jobs
                     and over the names of the watched tubes. Later ticks requeue the jobs and end the watches. While the
-                    server stops, both stay, and the next start requeues the jobs. A dict is not iterated again after
-                    each slice: that would pass all deleted entries before the first remaining one. Names, because a
-                    list of tubes would free them all at once at its end.
+                    server stops, both stay, and the next start requeues the jobs. A new iteration after each slice
+                    would pass all deleted entries of the dict before the first remaining one. The iterator over tubes
+                    yields names, because a list of tubes would free all of them at once.
     recent_workers  addresses of the workers that disconnected last, by client number.
-    job_waiters     clients that wait for the end of a job, by its id.
-    bodies          which bodies are in memory; None if all are.
+    job_waiters     clients that wait for the end of a job, by the job's id.
+    bodies          the account of the bodies in memory; None if all bodies are in memory.
     is_draining     puts are refused.
     is_drain_final  no client can end the drain, because `drain` has started it.
     is_stopping     jobs of clients that disconnect stay reserved; the next start requeues them.
-    limit_counters  how often each limit was hit, here, in the server and in sessions.
+    limit_counters  counters of limit hits, in the broker, the server and the sessions.
     listed_names    budget of the names in lists that are being sent.
-    max_watched     maximum number of tubes that a client may watch; 0 means no limit. MAX_WEIGHTED_TUBES, if that is
-                    less, in a weighted mode.
+    max_watched     maximum number of tubes that a client may watch; 0 means no limit. In a weighted mode, the maximum
+                    is MAX_WEIGHTED_TUBES if that is less.
     policies        the policies in force.
     quotas          limits of jobs and tubes; None without any.
     groups          groups that have members or waiting jobs, by name.
@@ -101,7 +101,7 @@ class Broker:
     sweep           the application of new policies to existing tubes and jobs.
     random          returns a number in [0, 1), for the jitter of retries and for weighted reserves. The default returns
                     0.5, which gives no jitter.
-    timers          what ticks have to look at next.
+    timers          times at which ticks next have to look at clients, tubes and other targets.
     dependents      groups, concurrency keys and tubes whose jobs the last operations may have made ready or runnable.
     burials, waits, last_client     number of the last burial, wait and client.
     """
@@ -180,7 +180,7 @@ class Broker:
         return None if policy is None else TubePolicyState(policy, self.policies.dead_letter(tube.name), self.jobs)
 
     def name_list(self) -> NameList:
-        """Return the names of all tubes, in the order of creation; the same list until a tube is created or dropped."""
+        """Return all names of tubes in the order of creation. The list is reused until a tube is created or dropped."""
         return self._names.list()
 
     def allocate_id(self) -> int:
@@ -201,7 +201,7 @@ class Broker:
                 self._drop(tube)
 
     def _keep_paused(self, tube: Tube) -> None:
-        """Keep the empty *tube* until its pause ends, or until MAX_EMPTY_PAUSED other tubes are kept later."""
+        """Keep the empty *tube* until its pause ends, or until MAX_EMPTY_PAUSED further tubes are kept."""
         kept = self._empty_paused
         kept.pop(tube, None)
         kept[tube] = None

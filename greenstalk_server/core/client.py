@@ -37,17 +37,17 @@ class Client:
     weighting       weights and reserve mode; None until the client sets one of them.
     finished        number of its reservations that ended with a delete, release or bury.
     reserved        jobs that it holds by id, in the order of reservation. Only `drop` removes a job, by `del`, so that
-                    a subclass of dict can notice it (see greenstalk_server.web.features.leases.leases).
+                    a subclass of dict can notice the removal (see greenstalk_server.web.features.leases.leases).
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved a job by id.
-    may_inspect     returns whether access rules let it look at a tube; None if they let it look at all.
+    may_inspect     returns whether access rules let it look at a tube; None if it may look at every tube.
     is_waiting      it is parked in a reserve, or in a wait for the job `awaited_id`.
     awaited_id      id of the job whose end it waits for; 0 if it waits for none.
     is_http         the client is one HTTP request and the jobs that it reserved, not a connection.
     is_closed       the broker has disconnected it.
     waiting_since   start of its last wait, nanoseconds.
     wait_number     sequence number of that wait: a client with a lower one has waited longer.
-    wait_until      when that wait times out, nanoseconds; None for never.
+    wait_until      time at which that wait times out, nanoseconds; None for never.
     outcome         result of its last wait: a job or a WaitOutcome; None while it waits.
     wake            called once when its wait ends; must not switch greenlets.
     hang_up         closes its connection; does not switch greenlets.

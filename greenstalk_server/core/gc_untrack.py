@@ -2,8 +2,8 @@
 
 When the last reference to a job is dropped, the job is in no reference cycle, so reference counting frees it. But the
 collector traverses each tracked object once or twice while the object is young, which takes 300 ns per job. It
-traverses all of them again in each full collection, which takes 100 ms for a million jobs; no client is served during
-that time. `untrack` costs 20 ns in the compiled build and 150 ns in pure Python.
+traverses all tracked objects again in each full collection, which takes 100 ms for a million jobs; no client is served
+during that time. `untrack` costs 20 ns in the compiled build and 150 ns in pure Python.
 
 A table of jobs that is discarded before the process ends has to be cleared: the table holds the jobs, the jobs hold
 their tubes, and the tubes hold the table.

@@ -23,7 +23,7 @@ UNIQUE_KEY: Final = 3
 DEAD_LETTER: Final = 4
 """A packed DeadLetter."""
 IDEMPOTENCY_KEY: Final = 5
-"""1 to MAX_TAG bytes, as are all keys and group names."""
+"""1 to MAX_TAG bytes, like all keys and group names."""
 IDEMPOTENCY_TTL: Final = 6
 """u64, nanoseconds."""
 GROUP: Final = 7
@@ -85,13 +85,13 @@ class DeadLetter(NamedTuple):
     last_at: int
 
     def pack(self) -> bytes:
-        """Return the value of `Job.dead_letter`; numbers that are too large are reduced."""
+        """Return the value of `Job.dead_letter`; numbers that are too large are reduced to the maximum."""
         attempts, first_at, last_at = min(self.attempts, _U32), min(self.first_at, _U64), min(self.last_at, _U64)
         return _DEAD_LETTER.pack(self.reason, attempts, first_at, last_at) + self.source
 
     @staticmethod
     def unpack(data: bytes) -> DeadLetter:
-        """Return the dead letter in *data*, a value of `Job.dead_letter` that is not empty; ValueError if it is bad."""
+        """Return the dead letter in *data*, a value of `Job.dead_letter` that is not empty; raise ValueError."""
         source = data[_DEAD_LETTER.size :]
         if not is_tube_name(source):
             raise ValueError("no valid name of the source tube")

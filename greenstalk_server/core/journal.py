@@ -55,7 +55,7 @@ class Journal(Protocol):
     promised    increases with every record that a reply has to wait for.
     safe        records made until `promised` reached this value are as durable as `-f` asks for. A reply that waits
                 for `promised` == n may leave when `safe` >= n.
-    write_error why puts are refused, or None.
+    write_error reason why puts are refused, or None.
     """
 
     promised: int

@@ -48,7 +48,8 @@ LIMIT_NAMES: Final = {
     Refusal.TUBES: "tubes",
     Refusal.WATCHED: "watched",
 }
-"""The name in LIMIT_DESCRIPTIONS of each refusal by a limit. MEMORY and JOURNAL are not limits of `Limits`."""
+"""For each refusal by a limit, the name of the limit in LIMIT_DESCRIPTIONS. MEMORY and JOURNAL are not limits of
+`Limits`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Limits:
                             reading from the connection.
     idle_timeout            seconds without input on a connection that neither waits for a job nor holds one.
     command_timeout         seconds from the first byte of a command to its last.
-    dead_peer_timeout       seconds without an acknowledgement of what TCP sent.
+    dead_peer_timeout       seconds without an acknowledgement of data that TCP has sent.
     """
 
     connections: int = 0

@@ -1,4 +1,4 @@
-"""A sorted collection of distinct integers. Every operation takes about a microsecond, however many there are. Pure."""
+"""A sorted collection of distinct integers. An operation takes about a microsecond, whatever their number. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_CHUNK: Final = 512
 """Maximum number of keys in a chunk. Removing the first key moves four kilobytes."""
 
 MIN_CHUNK: Final = MAX_CHUNK // 4
-"""A chunk that a removal leaves with fewer keys than this is merged with a neighbour if both together fill at most half
-a chunk. Removing the first key of the first chunk merges nothing."""
+"""After a removal, a chunk with fewer keys than this is merged with a neighbour if both together fill at most half a
+chunk. Removing the first key of the first chunk merges nothing."""
 
 
 class SortedKeys:

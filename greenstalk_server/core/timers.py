@@ -23,7 +23,7 @@ MAX_SERIAL: Final = 2**SERIAL_BITS - 1
 
 
 class Target(Protocol):
-    """Something with `timer_at`: the time it is armed for, nanoseconds, or 0."""
+    """An object with `timer_at`: the time it is armed for, nanoseconds, or 0."""
 
     timer_at: int
 

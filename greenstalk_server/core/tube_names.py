@@ -27,7 +27,7 @@ def is_tube_pattern(text: str) -> bool:
 
 
 def to_regex(pattern: str) -> str:
-    """Return a regular expression that never backtracks to an earlier star, which could take exponential time."""
+    """Return a regular expression that never backtracks to an earlier star, as that could take exponential time."""
     first, *rest = map(re.escape, pattern.split("*"))
     if not rest:
         return first

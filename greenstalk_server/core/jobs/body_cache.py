@@ -47,8 +47,8 @@ class Bodies:
     marks           ids of jobs; when one of them is reserved, `read_ahead` is called with its tube.
     fetch           starts to read back the body of a job; later calls the given function with the body, or with None
                     if it is lost.
-    look            returns the bodies of jobs by id, omitting lost bodies. It does not keep bodies that it reads from
-                    disk in memory. Switches greenlets.
+    look            returns the bodies of jobs by id, omitting lost bodies. It does not keep in memory the bodies that
+                    it reads from disk. Switches greenlets.
     read_ahead      schedules reading the bodies of the next jobs of a tube.
     """
 
@@ -79,7 +79,7 @@ class Bodies:
         return self.can_evict and self.taken > self.limit - self.margin
 
     def has_room(self, size: int) -> bool:
-        """Whether a job with a body of *size* bytes fits: now, or soon, since bodies can still be evicted."""
+        """Whether a job with a body of *size* bytes fits now, or will fit soon because bodies can be evicted."""
         needed = self.taken + size + JOB_COST + BODY_COST
         if needed <= self.limit:
             return True

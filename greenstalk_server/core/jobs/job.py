@@ -38,11 +38,12 @@ _I32_END: Final = 2**31
 class ColdState:
     """Rarely used state of a job, allocated when a field is first set.
 
-    delay       delay of the last put or release, whole seconds in nanoseconds.
+    delay       delay of the last put or release: a number of whole seconds, in nanoseconds.
     timeouts, releases, buries, kicks   counts of these events.
     events      packed events (see job_history), excluding the current reservation.
-    record_extra    bytes by which the job's newest full record in the journal exceeds one without events and attributes
-        under the name of the job's present tube. Negative if a move has made the name longer than in that record.
+    record_extra    size of the job's newest full record in the journal, less the size of a record that has no events
+        and no attributes, and has the name of the job's present tube; bytes. Negative if that record has a shorter
+        name, because a move has changed the tube since.
     former_state, former_deadline   state and deadline that a job had when reserve-job took it while it was buried or
         delayed. A restart restores them. former_state is 0 for all other jobs.
     size, segment, ttr, reserves    fields of a Job whose values do not fit into the Job itself (see there).
@@ -114,13 +115,13 @@ class Job:
 
     id          1 to 2**64-1, never reused, increasing in the order in which the command lines of puts arrive.
     pri         0, the most urgent, to 2**32-1.
-    ttr         time to run, whole seconds in nanoseconds, at least one second.
+    ttr         time to run: a number of whole seconds, at least one, in nanoseconds.
     body        without the CRLF that ends it on the wire; None while it is only on disk (see body_cache).
     size        size of the body in bytes.
-    deadline    when a delayed job becomes ready, or when the reservation of a reserved job times out. The same slot
+    deadline    time at which a delayed job becomes ready, or the reservation of a reserved job times out. The same slot
                 holds `ready_since` of a ready job and `burial_number` of a buried one.
     holder      the client that reserved it, else None.
-    reserved_at when it was last reserved; 0 if it has not been reserved since the server started.
+    reserved_at time of its last reservation; 0 if it has not been reserved since the server started.
     segment     number of the journal's file that holds its full record; 0 without a journal.
     """
 
@@ -186,7 +187,7 @@ class Job:
 
     @property
     def ready_since(self) -> int:
-        """Time at which the job became ready. The hot path reads `deadline`: a property costs 40 ns if interpreted."""
+        """Time at which the job became ready. The hot path reads `deadline`: interpreted, this property costs 40 ns."""
         return self.deadline
 
     @ready_since.setter
@@ -230,7 +231,7 @@ class Job:
 
     @property
     def ttr(self) -> int:
-        """`_ttr` has whole seconds."""
+        """Time to run in nanoseconds; `_ttr` has whole seconds."""
         return int(self._ttr) * SECOND if self._ttr >= 0 else self.cold.ttr
 
     @ttr.setter

@@ -1,4 +1,4 @@
-"""The history of a job: its last events since it was put, packed, so that a million jobs can have one.
+"""The history of a job: its last events since it was put, packed, so that a million jobs can have a history.
 
 Only events that the job survives are recorded: a job that is put, reserved and deleted has none. A reservation is
 recorded when it ends. The journal also records the start of a reservation, since the process may end before the
@@ -70,12 +70,12 @@ class Event(NamedTuple):
 
 
 def add(events: bytes, kind: int, at: int, client: int) -> bytes:
-    """Return *events* with one more at the end, without the oldest if there are too many."""
+    """Return *events* with one more at the end, and without the oldest one if there are too many."""
     return join(events, EVENT.pack(at, kind, client))
 
 
 def join(events: bytes, event: bytes) -> bytes:
-    """Return *events* with the packed *event* at the end, without the oldest if there are too many."""
+    """Return *events* with the packed *event* at the end, and without the oldest one if there are too many."""
     return (events + event)[-SIZES[-1] :]
 
 
@@ -85,7 +85,7 @@ def newest(events: bytes, size: int) -> bytes:
 
 
 def limit(events: bytes, now: int) -> bytes:
-    """Return *events* with no time after *now*; their size must be in SIZES."""
+    """Return *events* with each time after *now* replaced by *now*; their size must be in SIZES."""
     if not events or max([at for at, _, _ in EVENT.iter_unpack(events)]) <= now:
         return events
     return b"".join([EVENT.pack(min(at, now), kind, client) for at, kind, client in EVENT.iter_unpack(events)])
@@ -97,7 +97,7 @@ def last(events: bytes) -> Event:
 
 
 def is_kick(event: bytes) -> bool:
-    """Whether the packed *event*, or the last of several ones, is KICKED; False if *event* is empty."""
+    """Whether the packed *event*, or the last one if there are several, is KICKED; False if *event* is empty."""
     return bool(event) and event[_LAST_KIND] == KICKED
 
 

@@ -199,7 +199,7 @@ class JobTable(MutableMapping[int, Job]):
 
 
 class _Jobs(ValuesView[Job]):
-    """All jobs of a table, without a lookup for each."""
+    """A view of all jobs of a table, which iterates without a lookup for each job."""
 
     _mapping: JobTable
 

@@ -34,7 +34,7 @@ def connect(broker: Broker, wake: Callable[[], None]) -> Client:
 
 
 def _refuse_watch(broker: Broker, name: bytes, client: Client) -> int:
-    """Return 0 if *client* may watch the tube *name* too; else count and return the Refusal."""
+    """Return 0 if *client* may watch one more tube, *name*; else count and return the Refusal."""
     limit = broker.max_watched
     if client.is_weighted and not 0 < limit < MAX_WEIGHTED_TUBES:
         limit = MAX_WEIGHTED_TUBES
@@ -140,7 +140,7 @@ def watch(broker: Broker, client: Client, name: bytes) -> int:
 
 
 def ignore(broker: Broker, client: Client, name: bytes) -> int:
-    """End a watch; return how many tubes *client* watches, or 0 if *name* is its only one, which stays."""
+    """End a watch; return how many tubes *client* watches, or 0 if *name* is its only one: it stays watched."""
     tube = client.watched.get(name)
     if tube is not None:
         if len(client.watched) == 1:

@@ -1,4 +1,4 @@
-"""Changes of existing jobs and tubes: fields, priorities, moves, redrives, pauses, and keys that are freed. Pure."""
+"""Changes of existing jobs and tubes: fields, priorities, moves, redrives, pauses, and the release of keys. Pure."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def redrive(broker: Broker, id: int, now: int) -> int:
 
 
 def pause_tube(broker: Broker, name: bytes, delay: int, now: int) -> bool:
-    """Pause reserves from the tube *name* for *delay* nanoseconds; 0 ends a pause. Return False if no such tube."""
+    """Pause reserves from the tube *name* for *delay* nanoseconds; 0 ends a pause. Return False without such a tube."""
     tube = broker.tubes.get(name)
     if tube is None:
         return False

@@ -63,7 +63,7 @@ def bury(broker: Broker, client: Client, id: int, pri: int, now: int) -> bool:
 
 
 def bury_job(broker: Broker, id: int, now: int, is_forced: bool = False) -> bool:
-    """Bury the ready or delayed job *id*, or, if *is_forced*, a reserved one; return False if no such job."""
+    """Bury the ready or delayed job *id* or, if *is_forced*, a reserved one; return False if there is no such job."""
     job = broker.jobs.get(id)
     if job is None or job.state == BURIED or (job.state == RESERVED and not is_forced):
         return False
@@ -91,7 +91,7 @@ def delete_job(broker: Broker, id: int, now: int, is_forced: bool = False) -> bo
     if job is None or (job.state == RESERVED and not is_forced):
         return False
     if job.tube.policy_state is not None and is_forced:
-        job.tube.policy_state.release_key(job)  # else `delete` keeps it, as if the job were finished
+        job.tube.policy_state.release_key(job)  # else `delete` keeps the key, as if the job were finished
         job.unique_key = b""
     free_key(job)
     return delete(broker, job.holder if is_forced else None, id, now)
@@ -100,7 +100,7 @@ def delete_job(broker: Broker, id: int, now: int, is_forced: bool = False) -> bo
 def truncate_job(broker: Broker, id: int, now: int) -> bool:
     """Mark the reserved job *id* for deletion when its reservation ends; return False if it is already marked.
 
-    Also return False if there is no such job. If the process ends before the reservation, the next start deletes
+    Also return False if there is no such job. If the process ends before the reservation does, the next start deletes
     the job. A move of the job to another tube cancels the deletion.
     """
     job = broker.jobs.get(id)
@@ -117,7 +117,7 @@ def clear(broker: Broker, tube: Tube, state: int, bound: int, below: int, now: i
 
     Only jobs with ids below *below* are deleted: pass `next_id` as of the start of the clear to keep newer jobs.
     A call deletes at most SLICE jobs; the caller repeats the call for the rest. A call looks at up to
-    MAX_CLEAR_SCAN jobs. It returns 0 if all of them are newer, even if older jobs follow them.
+    MAX_CLEAR_SCAN jobs. It returns 0 if all of them have higher ids, even if jobs with lower ids follow them.
     """
     scanned = islice(tube.walk(state), MAX_CLEAR_SCAN)
     doomed = list(islice((job.id for job in scanned if job.id < below), min(bound, SLICE)))

@@ -47,7 +47,7 @@ def set_policy(broker: Broker, policy: Policy, now: int) -> None:
 
 
 def remove_policy(broker: Broker, name: str, now: int) -> bool:
-    """Remove a policy set at run time; return False if there is none. Raise PolicyError for one in the file."""
+    """Remove a policy set at run time; return False if there is none. Raise PolicyError if the file has it."""
     if not broker.policy_store.remove(name):
         return False
     broker.journal.policy(name, b"")
@@ -87,7 +87,7 @@ def sweep_due(broker: Broker, now: int) -> None:
 
 
 def _arm_swept(broker: Broker, now: int) -> bool:
-    """Arm timers for what the new policies require of up to SLICE of the tubes; return whether none is left."""
+    """Arm the timers that the new policies require for up to SLICE of the tubes; return whether no tube is left."""
     tubes = broker.sweep.tubes
     for _ in range(min(SLICE, len(tubes))):
         tube, _ = tubes.popitem()
@@ -113,7 +113,7 @@ def _attach_policy(broker: Broker, tube: Tube, now: int) -> None:
 
 
 def _apply_to_job(broker: Broker, id: int, now: int) -> None:
-    """Apply the policy of its tube to the job *id*, which may be older than the policy."""
+    """Apply to the job *id* the policy of its tube; the job may be older than the policy."""
     job = broker.jobs.get(id)
     policy_state = job.tube.policy_state if job is not None else None
     if job is None or policy_state is None:

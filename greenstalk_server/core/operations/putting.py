@@ -26,13 +26,13 @@ def put(broker: Broker, client: Client, id: int, pri: int, delay: int, ttr: int,
 def put_in_tube(
     broker: Broker, client: Client, name: bytes, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int
 ) -> int:
-    """Add a job to the tube *name*, created if it does not exist; otherwise as `put`."""
+    """Like `put`, but add the job to the tube *name*, created if it does not exist."""
     refusal = broker.refuse_tube(name, client)
     if refusal:
         return refusal
     tube = broker.tube(name)
     result = _add_job(broker, Job(id, tube, body, pri, delay, ttr, now), client, now)
-    broker.drop_if_unneeded(tube)  # it is empty if the put was refused, or was a duplicate of a finished job
+    broker.drop_if_unneeded(tube)  # it may be empty: the put was refused, or was a duplicate of a finished job
     return result
 
 
@@ -50,7 +50,7 @@ def put_tagged(
 ) -> int | Duplicate:
     """Add a job with *tags* to the tube *name*, or to the one that *client* uses if *name* is empty.
 
-    Return a Duplicate if the idempotency key is taken; otherwise as `put`. The broker takes ownership of *tags*.
+    Return a Duplicate if the idempotency key is taken, else what `put` returns. The broker takes ownership of *tags*.
     """
     tube = client.used
     if name:

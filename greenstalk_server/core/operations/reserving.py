@@ -22,7 +22,7 @@ from greenstalk_server.core.tubes.weighting import FIFO
 def reserve(broker: Broker, client: Client, now: int) -> Job | None:
     """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready.
 
-    In a weighted mode, select one of these tubes at random and reserve its first job. Return None too if a whole slice
+    In a weighted mode, select one of these tubes at random and reserve its first job. Also return None if a whole slice
     of jobs has expired: the next ticks remove the rest and end the client's wait.
     """
     for _ in range(SLICE + 1):
@@ -91,7 +91,7 @@ def reserve_job(broker: Broker, client: Client, id: int, now: int) -> Job | None
     else:
         if job.state != READY:
             job.former_state, job.former_deadline = job.state, job.deadline
-            job.ready_since = now  # it has not waited as a ready job
+            job.ready_since = now  # its time in the queue is 0: it was not ready
         add_reserved(broker, job, client, now)
     return None if is_expired else job
 

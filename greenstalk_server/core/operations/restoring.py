@@ -14,7 +14,7 @@ from greenstalk_server.core.transitions.tagging import attach_tags, free_key
 
 
 def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
-    """Return *jobs* in the order of their deadlines. A table of jobs that were only put is in this order."""
+    """Return *jobs* in the order of their deadlines. Jobs that were only put are in this order already."""
     last = 0
     for job in jobs:
         if job.deadline < last:
@@ -27,8 +27,8 @@ def restore(broker: Broker, next_id: int, now: int) -> None:
     """Take over the jobs and tubes that a journal has recovered, before any client connects.
 
     `jobs` holds the recovered jobs, each in the state ready, delayed or buried, but not yet added to its tube.
-    `tubes` holds their tubes, and paused tubes. The policies must be set before: jobs that have used up their
-    attempts become dead letters now.
+    `tubes` holds the tubes of these jobs, and paused tubes. The policies must be set before this call: jobs that have
+    used up their attempts become dead letters now.
     """
     for tube in broker.tubes.values():
         tube.policy_state = broker.new_policy_state(tube)

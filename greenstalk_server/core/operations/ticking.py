@@ -47,7 +47,7 @@ def tick(broker: Broker, now: int) -> int | None:
 
 
 def _tube_due(broker: Broker, tube: Tube, limit: int, now: int) -> int:
-    """Do what is due in *tube*; return the cost, at most *limit* for the jobs handed out."""
+    """Do the work that is due in *tube*; return its cost. The jobs handed out cost at most *limit*."""
     cost = search = 0
     if tube.paused_until <= now:
         if tube.paused_until:
@@ -76,7 +76,7 @@ def _tube_due(broker: Broker, tube: Tube, limit: int, now: int) -> int:
 
 
 def _client_due(broker: Broker, client: Client, now: int) -> int:
-    """Do what is due for *client*; return the cost of the end of its wait."""
+    """Do the work that is due for *client*; return the cost of ending its wait."""
     if client.is_closed:
         close_some(broker, client, 1, now)
         return 0

@@ -23,8 +23,9 @@ def undelete(broker: Broker, deleted: Job, now: int) -> int:
     No client may hold *deleted*, and its body must be in memory. Its fields are the same as before the deletion.
 
     The job keeps its id, priority, ttr, tags, age, counts and history. A job that was reserved becomes ready, as does a
-    job whose delay is over, or whose group is empty. A buried job becomes the last one of its tube. Unlike a put, the
-    return makes no copies, and evicts no other job: the caps of the tube's policy refuse it. A refusal changes nothing.
+    job whose delay is over, or whose group is empty. A buried job becomes the last one of its tube. Unlike a put, this
+    operation makes no copies and evicts no other job: it is refused if the tube is at a cap of its policy. A refusal
+    changes nothing.
     """
     if deleted.id in broker.jobs or deleted.id >= broker.next_id:
         return Refusal.ID_TAKEN
@@ -60,12 +61,12 @@ def revert(broker: Broker, before: Job, after: Job, body: bytes, now: int) -> in
     """Give a job its former fields and history, from *before*, and *body*; return 0 or a Refusal.
 
     *before* and *after* describe the job before and after the change to undo, each in a tube that has only the name.
-    The job must be as the change left it, except that its delay may be over. Of *after*, only the last event is needed,
-    and neither the tags nor the other attributes.
+    The job must be as the change left it, except that its delay may be over. *after* needs only the last of its events,
+    and neither tags nor other attributes.
 
-    The job gets the same state as one that returns after its deletion (`undelete`), but a job that is buried before
-    and after the change keeps its place. If the change moved the job, the undo can be refused for the same reasons as
-    `undelete`; otherwise only the journal can refuse it. A refusal changes nothing.
+    The job gets the state that `undelete` would give to it, but a job that is buried before and after the change keeps
+    its place. If the change moved the job, the undo can be refused for the same reasons as `undelete`; otherwise only
+    the journal can refuse it. A refusal changes nothing.
     """
     job = broker.jobs.get(before.id)
     if job is None:
@@ -159,7 +160,7 @@ def _refuse_move(broker: Broker, job: Job, now: int) -> int:
 
 
 def _refuse_in_tube(broker: Broker, job: Job, now: int) -> int:
-    """Return why the keys and the policy of its tube refuse the detached *job*, or 0. Set its unique key."""
+    """Return why the tube of the detached *job* refuses it by a key or its policy, or 0. Set its unique key."""
     tube = job.tube
     if isinstance(job, TaggedJob) and job.idempotency_key:
         key = job.idempotency_key

@@ -35,7 +35,7 @@ MAX_TIME: Final = (2**32 - 1) * SECOND
 """Maximum of every setting that is a time, nanoseconds: the longest delay of the protocol."""
 
 MAX_CACHED: Final = 10_000
-"""Maximum number of effective policies that a PolicySet caches for further tubes."""
+"""Maximum number of effective policies that a PolicySet caches, so that further tubes can share them."""
 
 DEFAULT_RETRY_FACTOR: Final = 2.0
 DEFAULT_RETRY_DELAY_MAX: Final = 3600 * SECOND
@@ -368,12 +368,12 @@ class EffectivePolicy:
     Times are integer nanoseconds; 0 or empty means that nothing is set.
 
     max_attempts        attempts after which a job is not delivered again.
-    dead_letter         the setting. PolicySet.dead_letter returns the tube that dead letters go to: it breaks loops.
+    dead_letter         the setting. Dead letters go to the tube that PolicySet.dead_letter returns, which breaks loops.
     retry_delay, retry_delay_max, retry_factor, retry_jitter    the delay after attempt n is
         retry_delay * retry_factor ** (n - 1), times a random number from 1 - retry_jitter to 1 + retry_jitter, and at
         most retry_delay_max. Invariant: if retry_delay is set, retry_delay_max and retry_factor, which is at least 1,
         are set too.
-    expire_after, buried_expire_after   age of a job since its put, and of a buried one since its burial.
+    expire_after, buried_expire_after   maximum age of a job since its put, and of a buried job since its burial.
     expires_to_dead_letter  whether expired jobs go to the dead-letter tube, and are buried if there is none; otherwise
         they are dropped.
     max_jobs, max_bytes, overflow   caps of the tube, and the value of Overflow.
@@ -381,7 +381,7 @@ class EffectivePolicy:
     rate_interval, rate_burst   time between two starts, and maximum number of starts in a burst. Invariant: both are
                                 set, or neither is.
     unique_for, unique_time     the value of UniqueFor, and the time for UniqueFor.TIME.
-    copy_to             tubes that get a copy of each new job. Never has the tube itself.
+    copy_to             tubes that get a copy of each new job. Never contains the tube itself.
     ttr_min, ttr_max    bounds of each job's ttr. Invariant: ttr_max is 0, or at least ttr_min.
     max_job_size        maximum size of a body, bytes.
     origins             setting -> name of the policy that it came from.
@@ -463,7 +463,7 @@ class PolicySet:
     """All policies in force. Immutable, apart from caches.
 
     policies            policies by name.
-    dead_letter_tubes   tubes that `dead_letter` of any policy names.
+    dead_letter_tubes   tubes that are the `dead_letter` of any policy.
     """
 
     def __init__(self, policies: Iterable[Policy] = ()) -> None:
@@ -523,7 +523,7 @@ class PolicySet:
     def dead_letter(self, tube: bytes) -> bytes:
         """Return the tube that dead letters of *tube* go to, or b"" if they are to be buried.
 
-        They are buried if *tube* has no dead-letter tube, and if following the dead letters from it leads back to it.
+        They are buried if *tube* has no dead-letter tube, or if its dead letters would come back to it in a loop.
         """
         effective = self.effective(tube)
         target = effective.dead_letter if effective is not None else b""

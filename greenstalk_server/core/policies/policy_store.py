@@ -15,7 +15,7 @@ class PolicyStore:
     """All policies.
 
     file_policies       policies of the configuration file by name.
-    runtime_policies    policies set at run time by name. One of the same name in the file overrides it.
+    runtime_policies    policies set at run time by name. A policy of the same name in the file overrides it.
     documents           JSON documents of the policies set at run time, as the journal keeps them.
     unreadable          names of documents that this version cannot parse, with the reason. They have no effect and are
                         kept until they are replaced or removed.
@@ -62,7 +62,7 @@ class PolicyStore:
         return document
 
     def remove(self, name: str) -> bool:
-        """Remove a policy set at run time; return False if there is none. Raise PolicyError for one in the file."""
+        """Remove a policy set at run time; return False if there is none. Raise PolicyError if the file has it."""
         if name in self.file_policies and name not in self.documents:
             raise PolicyError(name, "is set in the configuration file; remove it there, then send SIGHUP")
         self.runtime_policies.pop(name, None)

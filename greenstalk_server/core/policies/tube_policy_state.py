@@ -69,7 +69,7 @@ class TubePolicyState:
             self._claim(self.keys, job)
 
     def restore_key(self, job: Job) -> None:
-        """Claim the key of *job*, computed from the body if the job has none and the body is in memory."""
+        """Claim the key of *job*. If it has no key and its body is in memory, compute the key first."""
         if self.keys is not None:
             if not job.unique_key and job.body is not None:
                 job.unique_key = key_of(job.body)
@@ -177,7 +177,7 @@ def expires_from(job: Job) -> int:
 
 
 def buried_at(job: Job) -> int:
-    """Return when *job* was buried in its tube, nanoseconds; when it was put if its history lacks the burial."""
+    """Return when *job* was buried in its tube, nanoseconds; if its history lacks the burial, when it was put."""
     for event in reversed(job_history.unpack(job.events)):
         if event.kind in (job_history.BURIED, job_history.MOVED):
             return event.at

@@ -23,7 +23,7 @@ MAX_DEAD: Final = 64
 
 
 class LimitedJobs:
-    """The ready jobs of one tube with one key.
+    """The ready jobs of one tube that have the same key.
 
     front       the runnable job, or None.
     withheld    the other jobs, by priority; None until a job is withheld.

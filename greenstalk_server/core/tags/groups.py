@@ -49,6 +49,6 @@ class Group:
         self.note()
 
     def note(self) -> None:
-        """Add the group to the dependents if it has no members, so that its jobs become ready or it is dropped."""
+        """Add the group to the dependents if it has no members: its waiting jobs become ready, or it is dropped."""
         if not self.members:
             self._dependents.add(self)

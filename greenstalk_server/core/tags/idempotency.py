@@ -65,8 +65,8 @@ class RetainedKeys:
     table       by scope and key: the id of the job, and the time until which the key is taken, nanoseconds.
     timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
 
-    The scope of a unique key of a policy is the name of the tube. The scope of an idempotency key is `scope_of` that
-    name.
+    The scope of a unique key of a policy is the name of the tube. The scope of an idempotency key is the result of
+    `scope_of` for that name.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class RetainedKeys:
         return keys
 
     def soonest(self) -> int | None:
-        """Return a time that is not after the time when the next key becomes free, or None if no key is kept."""
+        """Return a lower bound of the time when the next key becomes free, or None if no key is kept."""
         return self._times[0][0] if self._times else None
 
     def drop_expired(self, now: int) -> None:

@@ -104,7 +104,7 @@ class TaggedJob(Job):
         self.tags: Tags | bytes = tags
 
     def copy_with(self, tube: Tube, body: bytes) -> Job:
-        """Return a copy with the same tags; otherwise as `Job.copy_with`."""
+        """Return a copy as `Job.copy_with` does, with the same tags."""
         copy = TaggedJob(self.id, tube, body, self.pri, self.delay, self.ttr, self.created_at, self.tags)
         self.copy_fields_to(copy)
         return copy
@@ -159,7 +159,7 @@ class TaggedJob(Job):
             tags.member_of.counts[self.state] += change
 
     def count_reserved(self, change: int) -> None:
-        """Count the start of a reservation in the group and the concurrency key if *change* is 1, its end if -1."""
+        """Count the start of a reservation in the group and the concurrency key, or its end if *change* is -1."""
         self.count(change)
         limiter = self.limiter
         if limiter is not None:

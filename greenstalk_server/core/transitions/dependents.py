@@ -31,7 +31,7 @@ def wake_dependents(broker: Broker, now: int) -> None:
 def wake_some(broker: Broker, limit: int, now: int) -> int:
     """Make jobs of dependent groups and concurrency keys ready or runnable, then hand out the best of them first.
 
-    Return the cost, which exceeds *limit* by the number of dependents at most; ticks do the rest.
+    Return the cost, which exceeds *limit* by at most the number of dependents; ticks do the rest.
     """
     left, dependents = limit, broker.dependents
     while dependents.targets and left > 0:
@@ -42,7 +42,7 @@ def wake_some(broker: Broker, limit: int, now: int) -> int:
         left -= dispatch_best(broker, list(offered), max(left, 0), now)
         for target in targets:
             if isinstance(target, ConcurrencyKey):
-                target.note()  # its slots are still free if clients were given other jobs
+                target.note()  # if clients were given other jobs, the key still has free slots
     for target in dependents.take():
         broker.arm(target, now)
     return limit - left

@@ -1,4 +1,4 @@
-"""The effects of a tube's policy: on puts, on failed attempts, by age, and moves to other tubes. Pure.
+"""The effects of a tube's policy: checks of puts, delays of failed attempts, expiry, and moves to other tubes. Pure.
 
 The other modules call these functions only if `tube.policy_state` is not None. Every change that a policy makes is
 recorded in the journal like the change of a command, so a restart never repeats a decision.
@@ -79,7 +79,7 @@ def _plan_copy(broker: Broker, job: Job, name: bytes, group: list[Job], now: int
             return refusal
     target = broker.tube(name)
     copy = Job(broker.allocate_id(), target, job.body or b"", job.pri, job.delay, job.ttr, now)
-    if job.delay:  # without a delay, only its tags delay the job, and copies have no tags
+    if job.delay:  # a job without a delay waits because of its tags, which copies do not have
         copy.state, copy.deadline = job.state, job.deadline
     group.append(copy)
     if broker.quotas is not None:
@@ -134,10 +134,10 @@ def _make_room(broker: Broker, tube: Tube, size: int, now: int) -> None:
 def _choose_evicted(
     broker: Broker, tube: Tube, policy_state: TubePolicyState, jobs: int, bytes: int, evicted: list[Job]
 ) -> int:
-    """Append to *evicted* the oldest jobs to evict from *tube* before *jobs* more of *bytes* in total fit.
+    """Append to *evicted* the oldest jobs of *tube* until *jobs* more, of *bytes* in total, would fit.
 
-    Return 0, or a Refusal if they cannot fit: no job may be evicted, or the dead-letter tube has no room for those
-    that would be.
+    Return 0, or a Refusal if they cannot fit: no job may be evicted, or the dead-letter tube has no room for the
+    evicted jobs.
     """
     policy = policy_state.policy
     jobs = tube.job_count + jobs - policy.max_jobs if policy.max_jobs else 0
@@ -211,7 +211,7 @@ def _expire_first(broker: Broker, tube: Tube, policy_state: TubePolicyState, now
 
 
 def dead_letter(broker: Broker, job: Job, reason: int, now: int) -> None:
-    """Move the detached *job* to the dead-letter tube of its tube; bury it if there is none, or no room in it."""
+    """Move the detached *job* to the dead-letter tube of its tube; bury it if no such tube can take it."""
     tube, policy_state = job.tube, job.tube.policy_state
     name = policy_state.dead_letter if policy_state is not None else b""
     if name and _move_dead(broker, job, name, reason, now):
@@ -222,7 +222,7 @@ def dead_letter(broker: Broker, job: Job, reason: int, now: int) -> None:
 
 
 def _move_dead(broker: Broker, job: Job, name: bytes, reason: int, now: int) -> bool:
-    """Move the detached *job* to the dead-letter tube *name*; return False if that cannot take it."""
+    """Move the detached *job* to the dead-letter tube *name*; return False if that tube cannot take the job."""
     source = job.tube
     if refuse_move(broker, name, 1, job.size):
         return False
@@ -311,7 +311,7 @@ def end_attempt(
     if is_expired or policy_state.has_failed(job):
         job.state = READY
         job.ready_since = now
-        _record_end(broker, job, is_command)  # a record has only the last event; the next record adds one
+        _record_end(broker, job, is_command)  # now, as a record has only the last event and the next change adds one
         if is_expired:
             expire(broker, job, now)
         else:
@@ -332,7 +332,7 @@ def end_attempt(
 
 
 def _record_end(broker: Broker, job: Job, is_update: bool) -> None:
-    """Record the state of *job* after its reservation; without *is_update*, only that it expired."""
+    """Record the state of *job* after its reservation; without *is_update*, only that the reservation expired."""
     if is_update:
         broker.journal.update(job)
     else:

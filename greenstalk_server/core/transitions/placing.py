@@ -33,7 +33,8 @@ def add_ready(broker: Broker, job: Job, now: int) -> None:
     if waiter is None or must_wait or (tube.policy_state is not None and tube.policy_state.expiry_of(job) <= now):
         queue_ready(broker, job)
     elif tube.ready.count or broker.dependents.targets or wait_cost(waiter) > 1:
-        # Ready jobs: a pause or a limit has just ended, or a slice was too short. Dependents: a better job may follow.
+        # There are ready jobs if a pause or limit has just ended, or a slice was too short. Dependents may have a
+        # better job.
         queue_ready(broker, job)
         offer(broker, tube, 1, now)
     else:
@@ -98,7 +99,7 @@ def arm_burial_expiry(broker: Broker, tube: Tube, policy_state: TubePolicyState)
 
 
 def insert(broker: Broker, job: Job, now: int) -> None:
-    """Add *job*, which is new or returns after its deletion, to its tube, in its state. The job is recorded."""
+    """Add *job*, which is new or returns after its deletion, to its tube, in its state. The caller has recorded it."""
     tube = job.tube
     broker.jobs.set(job)
     if broker.bodies is not None:
@@ -143,7 +144,7 @@ def forget(broker: Broker, job: Job, now: int) -> None:
 
 
 def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
-    """Replace *old* by *new*, which keeps the place if it is reserved, or if both are buried in the same tube."""
+    """Replace *old* by *new*, which takes its place if *old* is reserved, or if both are buried in the same tube."""
     broker.jobs.set(new)
     if broker.bodies is not None:
         broker.bodies.remove(old)

@@ -38,7 +38,7 @@ def add_reserved(broker: Broker, job: Job, client: Client, now: int) -> None:
 def remove_reserved(broker: Broker, job: Job, now: int) -> None:
     """Detach the reserved *job* from its holder.
 
-    The caller ends with `dispatch_freed`, since this may end the throttling of the tube.
+    The caller must call `dispatch_freed` afterwards, since this may end the throttling of the tube.
     """
     assert job.holder is not None
     job.holder.drop(job)

@@ -32,7 +32,7 @@ def attach_tags(broker: Broker, job: TaggedJob) -> None:
 
 
 def detach_tags(broker: Broker, job: TaggedJob, now: int) -> None:
-    """Undo `attach_tags` for the detached *job*, which is being deleted; keep its idempotency key for its ttl."""
+    """Undo `attach_tags` for the detached *job*, which is being deleted; keep the idempotency key for the key's ttl."""
     tube = job.tube
     tube.release_key(job, broker.jobs)
     tags = job.more_tags
@@ -61,7 +61,7 @@ def free_key(job: Job) -> None:
 
 
 def delay_for_group(broker: Broker, job: TaggedJob) -> bool:
-    """Delay the detached *job* without a deadline if the group of its tag `after` has members; return whether."""
+    """Return whether the group of the tag `after` has members; if so, delay the detached *job* without a deadline."""
     tags = job.more_tags
     if tags is None or not job.may_await:
         return False

@@ -16,11 +16,11 @@ SAFETY_MARGIN: Final = SECOND
 """A client does not wait during the last second of a job that it holds (protocol.txt, "reserve")."""
 
 WAITED_TUBES: Final = 64
-"""Number of tubes whose waiting clients a client can leave in the time that handing out a job takes."""
+"""Removing a client from the waiting clients of this number of tubes takes as long as handing out a job."""
 
 
 def offer(broker: Broker, tube: Tube, limit: int, now: int) -> int:
-    """Hand out jobs of *tube* as `dispatch` does, but leave that to `wake_dependents` if it is due; return the cost."""
+    """Hand out jobs of *tube* as `dispatch` does, or add *tube* to the dependents if there are any; return the cost."""
     if broker.dependents.targets:
         broker.dependents.add(tube)
         return 0

@@ -32,7 +32,8 @@ PART_BITS: Final = 5
 PARTS: Final = 1 << PART_BITS
 
 RELATIVE_ERROR: Final = 1 / (2 * PARTS + 1)
-"""Maximum error of a quantile of a sketch relative to the duration: 1.54 %. Less than MIN_DURATION counts as 0."""
+"""Maximum error of a quantile of a sketch relative to the duration: 1.54 %. A duration below MIN_DURATION counts as
+0."""
 
 MIN_DURATION: Final = 1 << (PART_BITS + 1)
 """Nanoseconds."""

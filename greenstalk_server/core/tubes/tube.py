@@ -55,8 +55,8 @@ class Tube:
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
     pause           length of the current pause, nanoseconds; 0 if there is none.
     policy_state    merged settings of the policies that match the tube, and their state; None if no policy matches.
-    throttled_until the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
-                    maximum of its jobs is reserved.
+    throttled_until the tube hands out no job before this time, nanoseconds: the end of its pause, the next start that
+                    its rate allows, or NEVER while the maximum of its jobs is reserved.
     idempotency     idempotency keys of its jobs; None until a job has one.
     policy_counts   counts of policy actions on its jobs; None if there were none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.

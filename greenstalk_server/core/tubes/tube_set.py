@@ -47,7 +47,7 @@ class TubeSet:
     __slots__ = ("_due", "_entries", "_keys", "_serial", "_throttled", "tubes", "users", "waiters")
 
     def __init__(self, tubes: Iterable[Tube]) -> None:
-        """*tubes* should be in the order of creation: with tubes scattered in memory this takes twice as long."""
+        """*tubes* should be in the order of creation: for tubes scattered in memory, the call takes twice as long."""
         self.tubes: tuple[Tube, ...] = tuple(tubes)
         self.users: int = 0
         self.waiters: OrderedDict[Client, None] = OrderedDict()
