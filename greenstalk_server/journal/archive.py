@@ -227,7 +227,7 @@ class Reader:
             raise BadLine("no line may follow the end line")
 
     def _entry(self, line: dict[str, Any], next_id: int) -> Pause | Policy | Key | None:
-        """Return the entry of *line*, a pause, policy or key; None if the version has no such type."""
+        """Return the entry of *line*, a pause, policy or key; None if the format's version has no such type."""
         if line["type"] == "pause":
             return self._pause(line)
         if self._version == 1:

@@ -1,8 +1,8 @@
 """`journal export --keep N`: a dated file in a directory of exports, of which only the newest are kept.
 
-Invariant: only files that an earlier export wrote are removed: their names and their first lines say so. Nothing is
-removed unless the new export is whole and the journal is sound. The new export is kept, even if a clock that was wrong
-has given a later time to another one.
+Invariant: only files that an earlier export wrote are removed: their names and their first lines identify them. Nothing
+is removed unless the new export is whole and the journal is sound. The new export is kept, even if a wrong clock has
+given a later time to another export.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class BodyRead:
         jobs: dict[int, tuple[Job, int]],
         wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]],
     ) -> None:
-        """*wanted*, by number: a segment that is fully on disk, and by job id the sizes of record and body."""
+        """*wanted* has, by number, a segment that is fully on disk, and the sizes of record and body by job id."""
         self._files: Files = files
         self._wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = wanted
         self.jobs: dict[int, tuple[Job, int]] = jobs
@@ -257,7 +257,7 @@ class Maintenance:
         *,
         has_ahead: bool,
     ) -> None:
-        """*spare*: bytes that must stay free on the disk. The first segment may use them if none is ahead."""
+        """*spare*: bytes that must stay free on the disk. The first segment may use them if no segment is ahead."""
         self._files: Files = files
         self._is_never_synced: bool = is_never_synced
         self._spare: int = spare
@@ -319,7 +319,7 @@ def _positions(segment: Segment, wanted: Collection[int]) -> dict[int, int]:
 
 
 def _group_adjacent(records: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
-    """Group *records*, sorted by offset, by the calls that read them."""
+    """Split *records*, sorted by offset, into groups that one call each reads."""
     group: list[tuple[int, int, int, int]] = []
     for one in records:
         if group and (one[0] - group[-1][0] - group[-1][1] > MAX_GAP or one[0] + one[1] - group[0][0] > MAX_READ):
@@ -331,7 +331,7 @@ def _group_adjacent(records: list[tuple[int, int, int, int]]) -> Iterator[list[t
 
 
 def no_space_error() -> OSError:
-    """Return the error of a segment that would take the space that compaction needs."""
+    """Return the error for a segment that would take the space that compaction needs."""
     return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: the rest is reserved for compaction")
 
 

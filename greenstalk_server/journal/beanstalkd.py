@@ -101,7 +101,7 @@ class BeanstalkdBinlog:
     files       number of files read.
     records     number of sound records.
     unknown     number of short records whose full record is in no file: the job was deleted long ago. Normal.
-    unterminated ids of jobs whose body does not end with CRLF, after a crash: it may be partly or wholly zeros.
+    unterminated ids of jobs whose body does not end with CRLF, after a crash: the body may be partly or wholly zeros.
     corrected   ids of jobs with an impossible delay, ttr or creation time, replaced by the nearest possible value.
     skipped     files that were not read.
     damage      damage in the order of the files. Torn tails are normal after a crash, in any file: a restarted
@@ -336,7 +336,7 @@ def _why_skipped(data: bytes) -> str:
 def _check_frame(data: bytes, fields: tuple[int, ...], body_at: int) -> tuple[bool, bool]:
     """Return whether the body ends with CRLF, and whether the durations are possible.
 
-    Raise _UnsoundError if neither.
+    Raise _UnsoundError if neither is the case.
     """
     size, created_at = fields[4], fields[5]
     end = body_at + size

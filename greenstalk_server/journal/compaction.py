@@ -16,10 +16,11 @@ from greenstalk_server.journal.segment_log import SegmentLog
 from greenstalk_server.journal.space import Space
 
 READ_BATCH: Final = 2**18
-"""Bytes of compaction budget whose bodies are read back from disk together."""
+"""Bodies that the next READ_BATCH bytes of compaction budget need are read back from disk together."""
 
 OVERHEAD: Final = 2.5
-"""Maximum bytes of the directory per byte of live jobs, not counting three segments. Above it, compaction is first."""
+"""Maximum bytes of the directory per byte of live jobs, not counting three segments. Above it, compaction comes
+first."""
 
 OUTSTANDING_SHARE: Final = 4
 """Copies whose originals are still on disk take at most 1/OUTSTANDING_SHARE of the free bytes, or one segment if that
@@ -63,8 +64,8 @@ class Compaction:
     def _is_due(self) -> bool:
         """Return whether more bytes are dead than live.
 
-        The records then take more than twice the live bytes. The space between that and OVERHEAD times the live bytes
-        is for copies and new records. On a full disk fewer dead bytes are enough.
+        When it is due, the records take more than twice the live bytes. The space between that and OVERHEAD times the
+        live bytes is for copies and new records. On a full disk fewer dead bytes are enough.
         """
         dead = self._log.bytes_recorded() - self._log.live_bytes
         return dead > self._log.live_bytes or (self._log.is_full and dead > self._log.max_size // 8)
@@ -103,7 +104,7 @@ class Compaction:
         entry = oldest.entries.pop()
         if not self._log.is_newest(entry, oldest):
             return SKIP_COST
-        if not self._log.has_entry(entry):  # a key has expired
+        if not self._log.has_entry(entry):  # it is a key that has expired
             self._log.mark_entry_dead(entry)
             return SKIP_COST
         return self._note_copied(oldest, self._log.add_entry(entry))

@@ -50,7 +50,7 @@ class Files(Protocol):
         """Return the free bytes of the disk."""
 
     def free_files(self) -> int:
-        """Return how many files can be created, as far as that is limited by inodes; UNLIMITED_FILES if it is not."""
+        """Return how many files the free inodes allow to be created; UNLIMITED_FILES if inodes set no limit."""
 
     def grow(self, handle: int, size: int) -> None:
         """Extend the file to *size* bytes, allocated on disk."""

@@ -43,7 +43,7 @@ PAUSE: Final = 5
 IMPORT_BEGIN: Final = 6
 IMPORT_END: Final = 7
 IMPORT_UNDO: Final = 8
-"""Jobs after an IMPORT_BEGIN count only if an IMPORT_END follows. An IMPORT_UNDO instead discards them."""
+"""Jobs after an IMPORT_BEGIN count only if an IMPORT_END follows. An IMPORT_UNDO in its place discards them."""
 
 JOB_WITH_EVENTS: Final = 9
 """Like JOB, plus the job's events."""
@@ -52,7 +52,8 @@ UPDATE: Final = 10
 """A job's state, pri, delay, deadline and counts, and the event that has changed them."""
 
 RESERVE: Final = 11
-"""A job was reserved, or its reservation ended without a command: the counts of both, and the event."""
+"""A job was reserved, or its reservation ended without a command: the counts of reserves and timeouts, and the
+event."""
 
 IDS: Final = 12
 """The next job id. It may be lower than an earlier recorded one if reserved ids were not used."""
@@ -140,7 +141,7 @@ IDS_FIELDS: Final = struct.Struct("<Q")
 
 _JOB_RECORD: Final = struct.Struct("<IQB" + JOB_FIELDS.format[1:])
 _NEW_JOB_RECORD: Final = struct.Struct("<IQBQI8xQQQ20xBB")
-"""The same for a job without a delay and with all counts 0."""
+"""_NEW_JOB_RECORD: like _JOB_RECORD, for a job without a delay and with all counts 0."""
 
 _UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_FIELDS.format[1:])
 _RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_FIELDS.format[1:])
@@ -314,7 +315,7 @@ class Encoder:
     def begin_job(self, job: Job, sequence: int, events: bytes = b"", attributes: bytes = b"") -> bytes:
         """Return the bytes between the prefix and the body of a JOB record with *events* and *attributes*.
 
-        For `seal_job`. *attributes* are those that job_attributes.encode(*job*) returns.
+        Pass them to `seal_job`. *attributes* are those that job_attributes.encode(*job*) returns.
         """
         name, fields = job.tube.name, self._job_fields(job, sequence, events, attributes)
         if attributes:

@@ -52,7 +52,7 @@ _COUNTS: Final = struct.Struct("<IIIII")
 _NO_COUNTS: Final = bytes(_COUNTS.size)
 
 _JOB: Final = struct.Struct(f"<QIQQQQ{_COUNTS.size}sBB")
-"""record.JOB_FIELDS with the counts as bytes. In most records all are zero, which one comparison shows."""
+"""record.JOB_FIELDS with the counts as bytes. In most records all counts are 0, which one comparison shows."""
 
 _unpack_job: Final = _JOB.unpack_from
 
@@ -72,9 +72,9 @@ class Recovery:
     refusal     why no start reads the journal, and what to do; "" if all segments are of this server's version.
     is_import_open  after `settle`: an import had begun and not ended.
     returned    after `settle`: the jobs whose reservations it has ended; their last event is RETURNED.
-    undone_keys after `settle`: the keys that it has undone, since the deletion that kept the key was torn before its
-                DELETE record: the job still exists, and has the key itself. The values are from before that deletion,
-                as in `keys`; zeros if the key was free.
+    undone_keys after `settle`: the keys that it has undone. The deletion that kept such a key was torn before its
+                DELETE record, so the job still exists, and has the key itself. The values, as in `keys`, are from
+                before that deletion; zeros if the key was free.
     memory      bytes of memory that are left for bodies; None for no limit.
     """
 
@@ -171,8 +171,8 @@ class Recovery:
     def settle(self, now: int) -> None:
         """Undo an interrupted import, end all reservations, make due jobs ready, pause tubes, and drop expired keys.
 
-        If the clock was set back, limit the times from which a job's age or burial counts to *now*, and delays and
-        pauses to the requested lengths.
+        If the clock was set back, replace by *now* each later time from which an age or a burial counts, and limit
+        delays and pauses to the requested lengths.
         """
         self.is_import_open = self._import_undo is not None
         self._undo_import()
@@ -184,7 +184,7 @@ class Recovery:
                 job.events = job_history.limit(job.events, now)
             awaits = job.state == DELAYED and isinstance(job, TaggedJob) and job.may_await
             if job.state == DELAYED and job.deadline != NO_DEADLINE:
-                job.deadline = max(min(job.deadline, now + job.delay), 1)  # a timer has 0 for no time
+                job.deadline = max(min(job.deadline, now + job.delay), 1)  # 0 would mean that no timer is armed
             elif job.state == DELAYED and not awaits:  # reserve-job reserved it while it waited for a group
                 job.deadline = now
             if job.state == RESERVED or (job.state != READY and job_history.is_reserved(job.events)):

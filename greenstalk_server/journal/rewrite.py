@@ -29,7 +29,7 @@ from greenstalk_server.journal.space import Space
 REWRITE_BODIES: Final = 2**24
 """Bytes of bodies of jobs in finished segments that a rewrite copies.
 
-For the remaining ones it records only changes.
+For the remaining jobs it records only changes.
 """
 
 REWRITE_SLICE: Final = 2048
@@ -37,8 +37,9 @@ GATHER_COST: Final = 64
 PLAN_COST: Final = 3
 ENCODE_COST: Final = 8
 BYTES_PER_COST: Final = 512
-"""REWRITE_SLICE: cost after which a rewrite yields to the event loop, about 1 ms. It is the sum of GATHER_COST for each
-GATHER_BATCH ids, PLAN_COST for each job examined, ENCODE_COST for each record, and 1 for each BYTES_PER_COST of it."""
+"""REWRITE_SLICE: cost after which a rewrite yields to the event loop, about 1 ms. The cost is the sum of GATHER_COST
+for each GATHER_BATCH ids, PLAN_COST for each job examined, ENCODE_COST for each record, and 1 for each BYTES_PER_COST
+bytes of a record."""
 
 GATHER_BATCH: Final = 1024
 """Number of job ids that a rewrite gathers at a time."""
@@ -88,7 +89,7 @@ class SliceBudget:
         self.is_sliced: bool = False
 
     def spend(self, cost: int) -> bool:
-        """Count *cost*; return whether the slice is over, and the caller must yield."""
+        """Count *cost*; return whether the slice is over, so that the caller must yield."""
         self._left -= cost
         if self._left > 0:
             return False
@@ -375,7 +376,7 @@ class Rewrite:
             self._log.unsafe.append(discarding)
 
     def _records_of(self, step: Step) -> Iterator[int]:
-        """Append the records of *step*, and remove their jobs and entries from the lists; yield each cost.
+        """Append the records of *step*, and remove their jobs and entries from the lists; yield the cost of each.
 
         A later step handles jobs that were deleted since the step was planned.
         """
@@ -422,7 +423,7 @@ class Rewrite:
             segment.take_pending()
             self.first_in_doubt = min(self.first_in_doubt, segment.first_sequence)
             self._superseded.append(segment)
-            segment.used = max(segment.used, segment.allocated)  # it is not truncated
+            segment.used = max(segment.used, segment.allocated)  # its file is not truncated
             self._log.finished_bytes += segment.used
             return
         del self._log.segments[segment.number]

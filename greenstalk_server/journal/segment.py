@@ -16,7 +16,7 @@ BLOCK: Final = 4096
 DISCARDING_CAPACITY: Final = 2**63
 
 LARGE_BODY: int = 16384
-"""Body size in bytes above which it is written without copying, and its checksum is computed at write time.
+"""Size in bytes above which a body is written without copying, and its checksum is computed at write time.
 
 Not Final, so that a test can change it in the compiled build.
 """
@@ -100,8 +100,8 @@ class Segment:
     is_proven   a batch that wrote to it has succeeded, so clients may depend on its records.
     touched     job ids of all its records until it is known to be fully on disk; then None.
     entries     policies, pauses and keys of its records, in order, except those that compaction has examined.
-    growth      at least the bytes by which copies of its jobs exceed their JOB records: moves and kicks add attributes
-                and change names.
+    growth      upper bound of the bytes by which copies of its jobs exceed their JOB records: moves and kicks add
+                attributes and change names.
     """
 
     def __init__(self, number: int, capacity: int) -> None:

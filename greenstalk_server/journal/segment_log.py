@@ -47,7 +47,7 @@ class SegmentLog:
     sequence        number of the last record.
     recovered_sequence  number of the last record found at startup; new records have higher numbers.
     on_disk         number of the last record that is known to be on disk.
-    next_id         above every job id assigned so far.
+    next_id         number above every job id assigned so far.
     ids_end         end of the reserved block of ids.
     ids_wanted_at   id at which the next block is to be reserved.
     segments        begun segments by number, ascending.
@@ -172,8 +172,8 @@ class SegmentLog:
         """Return whether the current segment has room for a record of *size* bytes, and then for a DELETE of every job.
 
         The DELETEs may also go to the segments ahead.
-        A fast path of `Space.has_room` for the common case: False on a full disk, before a rewrite, and while the file
-        of the current segment is not allocated.
+        This is a fast path of `Space.has_room` for the common case. It returns False on a full disk, before a rewrite,
+        and while the file of the current segment is not allocated.
         """
         current = self.current
         left = current.capacity - current.used
@@ -247,7 +247,7 @@ class SegmentLog:
         return record.job_size(job) + record.extra_size(*self._copied(job))
 
     def _copied(self, job: Job) -> tuple[bytes, bytes]:
-        """Return the events and attributes for a copy of *job*; on a full disk, no events that make it larger."""
+        """Return the events and attributes for a copy of *job*; on a full disk, without events that make it larger."""
         events, attributes = record.events_of(job), job_attributes.encode(job)
         if self.is_full:
             lengths = record.extra_size(b"", attributes) or 1
@@ -461,7 +461,7 @@ class SegmentLog:
     def bytes_on_disk(self) -> int:
         """Return the size in bytes of all files, which may be less than the capacities of the segments.
 
-        The next batch creates or extends the file of a segment that was begun with none, or for a large record.
+        The next batch creates the file of a segment that was begun without one, and extends a file for a large record.
         """
         removed = [*self.surplus, *self.orphaned, *[segment for _, segment in self.pending_removal]]
         others = [*self.unsafe, *self.ahead, *removed]

@@ -33,9 +33,9 @@ MIN_FIRST_SEGMENT: Final = 16384
 
 SPARE_SEGMENTS: Final = 1.5
 SPARE_BLOCKS: Final = 8
-"""Free space that puts leave on the disk: this number of segments, plus this number of blocks.
+"""SPARE_SEGMENTS, SPARE_BLOCKS: puts leave this number of segments, plus this number of blocks, free on the disk.
 
-It is for the copies of the jobs of one segment, and for the records of `release` commands that arrive during the
+The space is for the copies of the jobs of one segment, and for the records of `release` commands that arrive during the
 copying. Each file takes whole blocks and a rewrite needs a few files, so small segments need more.
 """
 
@@ -259,7 +259,7 @@ class Space:
         return 1 + len(self._log.jobs) * record.DELETE_SIZE // self._log.max_size + self._log.is_full
 
     def spare(self, size: int = 0) -> int:
-        """Return how many bytes of the disk must stay free besides segments ahead, one of which has *size* bytes."""
+        """Return how many bytes of the disk must stay free besides segments ahead, if one of these has *size* bytes."""
         largest = max(size, self._log.max_size, self._log.largest)
         return int(SPARE_SEGMENTS * largest) + SPARE_BLOCKS * BLOCK + self._log.growth
 
@@ -296,7 +296,10 @@ class Space:
         self._log.is_full = False
 
     def _report_space(self) -> None:
-        """Log that space is available after FULL_LOG_INTERVAL: under load its state changes many times a second."""
+        """Log that space is available, after FULL_LOG_INTERVAL.
+
+        Under load, the disk can become full and free again many times a second.
+        """
         if self._full_at is not None and not self._log.is_full and time.monotonic() - self._full_at > FULL_LOG_INTERVAL:
             log.warning("journal: space is available again; puts are accepted")
             self._full_at = None

@@ -92,7 +92,7 @@ def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int)
 def _record_returns(recovery: Recovery, journal: JournalWriter) -> None:
     """Record which reservations *recovery* has ended, and which keys it has undone.
 
-    On a full disk this may take more than the first segment.
+    On a full disk the records may need more than the first segment.
     """
     for (tube, key), (id, until) in recovery.undone_keys.items():
         journal.key(tube, key, id, until)

@@ -138,7 +138,7 @@ def _output(target: str | None) -> Iterator[BinaryIO]:
 
 
 def _is_special(target: str) -> bool:
-    """Return whether *target* is written to and not replaced, such as a pipe or a device."""
+    """Return whether *target*, such as a pipe or a device, is written to instead of replaced."""
     try:
         return not stat.S_ISREG(Path(target).stat().st_mode)
     except FileNotFoundError:

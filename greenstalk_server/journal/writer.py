@@ -1,27 +1,29 @@
 """The journal on disk: records, group commit, and the handling of disk failures.
 
-`JournalWriter` is what the broker and the committer use. Each part of it has a module:
+The broker and the committer use `JournalWriter`. Each part of it has a module:
 `segment_log` (segments and the records appended to them), `space` (room on the disk), `compaction`, `eviction` (bodies
 that are on disk only), `rewrite` (after a failure) and `batch` (all work that blocks).
 
 The broker appends records, which are encoded and stay in memory. The committer takes a batch of them, runs the batch in
 a thread or in the event loop to write and sync the records, and hands it back. Then the replies may be sent. All
-methods run in the thread of the broker, except `run` of the classes of `batch`. Besides these, only `begin` and
-`write_here` write to the disk, and `put` and `replace` when the space allocated ahead is used up.
+methods run in the thread of the broker, except `run` of the classes of `batch`. Apart from `run`, only `begin` and
+`write_here` write to the disk, and also `put` and `replace` when the space allocated ahead is used up.
 
 Segments are removed in the order in which they were begun, each when it no longer has the newest JOB record of any job.
 So a JOB record never outlives a later UPDATE or DELETE of the same job.
 
 Ids. Where replies do not wait for a sync, a power failure may lose jobs whose ids clients know. So ids are reserved in
 blocks: the header of each segment, or an IDS record, names the end of the block, and the next block is recorded when
-half of one is used. A batch with an id beyond the last block known to be on disk is synced before its replies are sent.
+half of the current one is used. A batch with an id beyond the last block known to be on disk is synced before its
+replies are sent.
 Invariant: an id that a client knows is below a next id that is on disk.
 
 Failure. There are three kinds, each with its own consequence:
 - A segment cannot be allocated. Nothing is in doubt: the batch ends before that segment, and the records that it did
   not write are discarded and rewritten. This is the normal state of a full disk under load.
 - A write or a sync fails. The content of that segment is unknown, so every job with a record in it is rewritten;
-  nothing is acknowledged and no put is accepted until then. The segments before it are fully on disk.
+  nothing is acknowledged and no put is accepted until the rewrite is complete. The segments before it are fully on
+  disk.
 - Maintenance fails: a file cannot be made ahead or removed. It is retried every second.
 """
 
@@ -227,7 +229,7 @@ class JournalWriter:
     def release_ids(self) -> bool:
         """Record, for the next start, that the remaining reserved ids are unused; return False if none remain.
 
-        For an orderly stop, when nothing is to be rewritten.
+        Call this method at an orderly stop, when nothing is to be rewritten.
         """
         log = self._log
         if log.ids_end <= log.next_id:
@@ -434,7 +436,8 @@ class JournalWriter:
     def _must_sync(self) -> bool:
         """Whether the next batch must be synced, so that no id is reused after a power failure.
 
-        With -F, also if a segment is to be removed and no later segment is on disk (see `Space.can_remove`).
+        With -F, it must also be synced if a segment is to be removed and no later segment is on disk (see
+        `Space.can_remove`).
         """
         log = self._log
         if log.next_id > self._ids_end_on_disk:

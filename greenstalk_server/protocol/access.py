@@ -21,10 +21,10 @@ KINDS: Final = ("produce", "consume", "inspect")
 """Kinds of grants."""
 
 KEYS: Final = "keys"
-"""Key that grants keys of tags."""
+"""Key of a rule that grants the use of keys of tags."""
 
 ADMINISTER: Final = "administer"
-"""Key that grants the commands that affect the whole server: drain and undrain."""
+"""Key of a rule that grants the commands that affect the whole server: drain and undrain."""
 
 MATCHERS: Final = ("listener", "client")
 """Keys that select the connections to which a rule applies."""
@@ -41,8 +41,8 @@ class Rule:
     client      pattern of a name in the client's certificate; None means any client, with a certificate or without.
     produce, consume, inspect   patterns of tube names, in which `*` matches any characters.
     administer  whether the rule allows drain and undrain.
-    keys        patterns of the keys that tags of puts may name, other than idempotency keys. None: every key if the
-                rule allows puts into every tube, otherwise none.
+    keys        patterns of the keys that tags of puts may name, other than idempotency keys. None means every key if
+                the rule allows puts into every tube, otherwise no key.
     """
 
     listener: str | None

@@ -226,7 +226,7 @@ def parse_quit(verb: Verb, rest: bytes) -> Command:
 
 
 def _words(rest: bytes, least: int, most: int) -> list[bytes]:
-    """Return the words of *rest*, from *least* to *most*."""
+    """Return the words of *rest*, which must be *least* to *most* in number."""
     words = [word for word in rest.split(b" ") if word]
     if not least <= len(words) <= most:
         raise BadFormat

@@ -21,7 +21,7 @@ _MAX_KNOWN: Final = 1024
 
 known: Final[dict[bytes, Command]] = {}
 """A cache of parsed lines, to be consulted before `parse`. A hit costs 0.05 us, and parsing a put 2 us. In pure Python,
-jobs that are put by equal lines also share the objects of their numbers."""
+jobs that are put by equal lines also share the integer objects of their fields."""
 
 _by_word: Final[dict[bytes, Verb]] = {}
 """The verbs that take arguments, and the extensions, by the word before the first space of a line."""
@@ -30,7 +30,8 @@ _by_prefix: Final = sorted(
     [verb for verb in VERBS if not (verb.is_extension or (verb.arguments and verb.needs_space))],
     key=lambda verb: -len(verb.name),
 )
-"""The verbs after which beanstalkd requires no space. The longest comes first: one may begin with another."""
+"""The verbs after which beanstalkd requires no space. The longest comes first, since a verb may begin with another
+verb."""
 
 _long_lines: Final = [(verb.name + b" ", verb.max_line) for verb in VERBS if verb.max_line > MAX_LINE]
 

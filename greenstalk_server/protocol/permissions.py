@@ -18,7 +18,8 @@ class Permission:
     """The grant that a command needs.
 
     text     the grant, as docs/security.md calls it.
-    missing  returns what a command names without a grant for it, for the log, or None if the command is allowed.
+    missing  returns the tube, key or job id that a command names without a grant, for the log; None if the command is
+             allowed.
     reply    the reply to a command that is not allowed. Every client library can read UNKNOWN_COMMAND, since any
              command may get it. A command that names a job gets NOT_FOUND, so that a client cannot find out which ids
              exist.
@@ -40,8 +41,9 @@ def _nothing(grants: Grants, session: SessionState, command: Command) -> bytes |
 
 
 def _produce(grants: Grants, session: SessionState, command: Command) -> bytes | None:
-    """A put has six members; put-in-tube adds the tube, and a put with tags adds the tube, maybe empty, and the tags.
+    """Check the tube and the keys of a put.
 
+    A put has six members; put-in-tube adds the tube, and a put with tags adds the tube, maybe empty, and the tags.
     Idempotency keys need no grant: each tube has its own.
     """
     tube: bytes = command[6] if len(command) > 6 else b""

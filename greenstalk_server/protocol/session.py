@@ -11,7 +11,7 @@ A session is in one of these states:
 - parked because the body of the job `awaited` is on disk: `is_waiting` too;
 - at the end of a slice, with input or work left: `has_more`, and `_rest` as above;
 - in the middle of a large reply: `has_more`, and `stream` holds the rest of the reply, to be sent before `resume`;
-- closing: `is_closing`; the caller closes the connection once it has sent what was returned.
+- closing: `is_closing`; the caller closes the connection once it has sent the returned bytes.
 
 One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
 call. The returned replies have at most 2 * OUTPUT_SLICE bytes, plus at most 208 bytes for each command: short
@@ -50,7 +50,8 @@ PUT_LENGTH: Final = 6
 """Number of members of a put. put-in-tube adds the tube; a put with tags adds the tube and the tags."""
 
 INPUT_LIMIT: Final = 65536
-"""Bytes of input kept while parked. With more, the caller should stop reading; the last read may exceed the limit."""
+"""Bytes of input kept while parked. When more is kept, the caller should stop reading; the last read may exceed the
+limit."""
 
 GROWN_BODY: Final = 2**20
 """Size in bytes above which the buffer of a body is allocated whole when the put begins. A buffer that grows is copied,

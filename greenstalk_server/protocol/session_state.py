@@ -62,7 +62,7 @@ class SessionState:
     job_wait        id of the job that the client waits for, 0 if there is none.
     meta            the fields that follow the size of each job.
     extends_stats   whether replies to stats commands have the extended keys.
-    may_reserve     whether no access rule forbids to reserve from the watched tubes.
+    may_reserve     whether access rules allow reserves from the watched tubes.
     may_administer  whether an access rule allows drain and undrain. Without rules nobody may use them.
     """
 
@@ -186,7 +186,7 @@ class SessionState:
     # Tubes
 
     def add_tube_cost(self, tube: bytes) -> None:
-        """Add the cost of creating *tube*, or of having dropped it, if there is no such tube."""
+        """If *tube* does not exist, add the cost of creating it now, or of having dropped it."""
         if tube not in self.broker.tubes:
             self.cost += NEW_TUBE_COST
 

@@ -199,8 +199,8 @@ def _scan_cost(jobs: list[Job | None], broker: Broker) -> int:
 def reserved_jobs(broker: Broker) -> Iterator[Job | None]:
     """Iterate over the jobs that clients hold when the iteration reaches them; yield None before each client's jobs.
 
-    The None bounds the time of a step: the ids of the client's jobs are copied after it. The broker may change during
-    the iteration. The iteration may miss a job that is reserved during it.
+    The None bounds the time of a step: the ids of the client's jobs are copied after this None. The broker may change
+    during the iteration. The iteration may miss a job that is reserved during it.
     """
     clients: list[Client] = [*broker.clients, *broker.closing_clients]
     for client in clients:

@@ -1,7 +1,7 @@
 """The table of commands: a row for each verb.
 
 Parsing, strict mode, access rules, the replies that wait for the journal, the tests of the documentation and the
-fuzzer's grammar follow from it.
+fuzzer's grammar follow from this table.
 """
 
 from __future__ import annotations

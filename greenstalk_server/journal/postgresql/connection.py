@@ -2,8 +2,8 @@
 
 Invariants:
 - A `DatabaseConnection` has at most one session with an unanswered statement. A new session first terminates the
-  backend of its predecessor, which PostgreSQL may keep for hours if the predecessor died silently, and is not used
-  until that backend has ended.
+  backend of its predecessor, and is not used until that backend has ended. PostgreSQL may keep the backend for hours if
+  the predecessor died silently.
 - All connections of a server lead to the same host: when one of them moves to another host, or finds its session dead,
   the sessions of all others count as stale and are replaced.
 - A commit whose wait for a synchronous standby was cancelled is not reported as done. PostgreSQL answers it with
@@ -47,10 +47,10 @@ MAX_TIMEOUT: Final = 20.0
 
 MAX_CONNECT_TIMEOUT: Final = 30.0
 """Maximum timeout in seconds of a connection that PostgreSQL accepts and does not serve. PostgreSQL keeps a slot for
-each of these until its own authentication_timeout, a minute by default; few attempts fit into that."""
+each of these until its own authentication_timeout, a minute by default, so there must be few attempts in that time."""
 
 SLOWEST_TRANSFER: Final = 4 * 2**20
-"""Bytes per second: each statement gets the time that its data takes at this rate, on top of its timeout."""
+"""Bytes per second: each statement gets the time that its data takes at this rate, in addition to its timeout."""
 
 HOST_STAGGER: Final = 0.1
 """Seconds without an answer from a host after which the next one is tried as well."""
@@ -63,14 +63,17 @@ STUCK_CHECK_INTERVAL: Final = 0.02
 """A new session checks up to 25 times, 20 ms apart, whether its predecessor's backend has ended."""
 
 MAX_LOCK_TIMEOUTS: Final = 8
-"""Consecutive lock timeouts of a session after which it may be one of a former primary, where a commit that waits for
-its lost standby holds the lock indefinitely. The next attempts try the other hosts first."""
+"""Consecutive lock timeouts of a session after which the next attempts try the other hosts first. The session may be on
+a former primary, where a commit that waits for a lost standby holds the lock indefinitely."""
 
 Row: TypeAlias = tuple[Any, ...]
 
 
 class DatabaseUnavailable(OSError):
-    """The database is unreachable, or the connection broke. The statement may have been executed, or may be later."""
+    """The database is unreachable, or the connection broke.
+
+    The statement may have been executed, or may still be executed.
+    """
 
 
 class LockTimeout(DatabaseUnavailable):
@@ -252,7 +255,7 @@ class _Race:
         return status == PollingStatus.OK
 
     def _fail(self, number: int) -> None:
-        """Begin all other attempts now, and this one again while another has not been answered."""
+        """Begin all other attempts now, and schedule this one again if another has not failed yet."""
         connection, _ = self._started.pop(number)
         self._failures[number] = _one_line(connection.get_error_message())
         connection.finish()
@@ -271,7 +274,7 @@ class DatabaseConnection:
     """
 
     def __init__(self, hosts: Hosts, name: str, timeout: float, former: str = "") -> None:
-        """*name* is the application_name. *former* is the prefix of the names before exec replaced this process."""
+        """*name*: application_name. *former*: prefix of the names used before exec replaced this process."""
         self.timeout: float = timeout
         self._hosts: Hosts = hosts
         self._name: str = name
@@ -301,7 +304,7 @@ class DatabaseConnection:
         return self.call(lambda connection: _rows(connection.execute(query.encode(), parameters, binary=True)), size)
 
     def call(self, function: Callable[[psycopg.Connection[Row]], list[Row]], size: int = 0) -> list[Row]:
-        """Return the result of *function*, called with the session, which sends *size* bytes.
+        """Call *function*, which sends *size* bytes, with the session; return its result.
 
         Raise DatabaseUnavailable, LockTimeout, DatabaseRefused or NotLeader.
         """
@@ -336,7 +339,8 @@ class DatabaseConnection:
     def break_if_overdue(self, limit: float = inf) -> None:
         """Break the connection if an answer is overdue, or missing for *limit* seconds. Never waits for long.
 
-        The caller that waits for the answer gets DatabaseUnavailable. A session whose generation is over is overdue.
+        The caller that waits for the answer gets DatabaseUnavailable. A session of an earlier generation counts as
+        overdue.
         """
         asked_at = self._asked_at
         if asked_at is None:

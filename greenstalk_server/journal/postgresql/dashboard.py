@@ -64,7 +64,7 @@ Row = tuple[int, bytes, bytes]
 class DashboardRows:
     """The rows of one journal. Implements the dashboard's Rows.
 
-    connection      for these statements alone.
+    connection that only these statements use.
     """
 
     def __init__(self, lease: LeaderLease) -> None:

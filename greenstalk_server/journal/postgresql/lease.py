@@ -1,4 +1,4 @@
-"""The leader's lease of a journal in PostgreSQL: the server that has it, its end, and the standbys.
+"""The leader's lease of a journal in PostgreSQL: the server that has the lease, the end of the lease, and the standbys.
 
 Everything here blocks, and may be called from any thread. Nothing here knows gevent.
 """
@@ -72,9 +72,9 @@ class LeaderLease:
     name        name of this server, for people.
     duration    seconds of a lease.
     heartbeat_interval  seconds between two heartbeats.
-    connection  connection for the lease alone, so that nothing else delays a renewal.
+    connection  connection that only the lease uses, so that nothing else delays a renewal.
     background  connection for statements that no client waits for.
-    others      connections for anything else, which the process watches too.
+    others      connections for all other statements; the process watches these connections too.
     epoch_limit highest epoch that this process can have set: a higher one was set by another process.
     """
 
@@ -137,7 +137,7 @@ class LeaderLease:
         return int(version)
 
     def risk(self) -> str:
-        """Return which setting lets PostgreSQL lose acknowledged commits, and when; empty if none does."""
+        """Return which setting lets PostgreSQL lose acknowledged commits, and in which event; empty if none does."""
         query = """
             SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names') <> '',
                    current_setting('fsync')"""

@@ -48,7 +48,7 @@ _INSERT_AS_LEADER: Final = b"""
     INSERT INTO greenstalk_batch (journal, segment, at, has_more, data)
     VALUES ((SELECT id FROM greenstalk_journal WHERE id = %s AND epoch = %s AND holder = %s FOR SHARE),
             %s, %s, %s, %b)"""
-"""With another epoch or holder the journal is NULL, which is an error and rolls the transaction back."""
+"""With another epoch or holder, the column `journal` gets NULL: an error that rolls the transaction back."""
 
 _UNLESS_THERE: Final = b" ON CONFLICT DO NOTHING"
 """For rows that were sent before. For new rows a conflict is an error: it shows that another server has written."""
@@ -64,7 +64,7 @@ class Rows:
     `sync` returns once everything written is in the database, however long the database is unreachable. A file exists
     from its first sync on. The database allocates the space.
 
-    connection  connection for appends alone.
+    connection  connection that only appends use.
     lost        why an append has found that this server does not lead; empty if none has.
     """
 
@@ -166,7 +166,7 @@ class Rows:
     def _insert(
         self, connection: psycopg.Connection[Row], rows: Sequence[tuple[int, int, bool, bytes]]
     ) -> builtins.list[Row]:
-        """Insert *rows* in one transaction. Only the last one locks the row of the journal, so the lock is short."""
+        """Insert *rows* in one transaction. Only the last insert locks the journal's row, so the lock is short."""
         on_conflict, journal = _UNLESS_THERE if self._was_sent else b"", self._lease.journal
         leader = (journal, self._epoch, self._lease.holder_id)
         with connection.pipeline() if len(rows) > 1 else nullcontext():
