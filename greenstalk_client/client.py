@@ -447,7 +447,10 @@ class Client(greenstalk.Client[TBody]):
         return text
 
     def _need_extensions(self) -> None:
-        """Raise UnknownCommandError without the extensions: the server would reply BAD_FORMAT or run the body."""
+        """Raise UnknownCommandError without the extensions.
+
+        The server would reply BAD_FORMAT, or run the body as commands.
+        """
         if not self.has_extensions():
             raise greenstalk.UnknownCommandError("the server has no protocol extensions")
 

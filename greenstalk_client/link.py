@@ -126,7 +126,7 @@ class Link:
         )
 
     def delete(self, job: Job[bytes]) -> None:
-        """Delete *job*, and in the same request the jobs that other threads have finished since the last one."""
+        """Delete *job*, and in the same request the jobs that other threads have finished since the last request."""
         self._done.append(job.id)
         with self._lock:
             ids: list[int] = []

@@ -92,8 +92,8 @@ def work(
 ) -> None:
     """Reserve jobs from *tubes* and call *handler* with each, until SIGTERM or SIGINT (Ctrl-C).
 
-    If the handler returns, its job is deleted. If it raises Release, the job is released, with a delay. If it raises
-    Bury or any other exception, the job is buried, and also if it returns an awaitable or a generator, which nothing
+    If the handler returns, its job is deleted. If it raises Release, the job is released, with a delay. The job is
+    buried if the handler raises Bury or any other exception, or returns an awaitable or a generator, which nothing
     runs. While a handler runs, its job is touched, so the handler may take longer than the TTR. A handler that never
     returns keeps its job.
 

@@ -142,7 +142,7 @@ class _Warnings(logging.Handler):
 
 
 def _findings(options: Options, environ: Mapping[str, str]) -> Iterator[StartError | str]:
-    """Yield the problems that are not in the options, in the order in which startup finds them. Notes are strings."""
+    """Yield the problems that are not in the options, in the order in which startup finds them; and notes, as str."""
     yield from _attempt(with_password, options)
     if options.oidc_issuer is not None and options.web_enabled:
         yield from _attempt(with_provider, options)

@@ -7,7 +7,7 @@ Modules, lowest layer first:
 
 errors, address, units, text, interrupt, keyboard, tls, bounded_socket    no knowledge of jobs
 named_servers                           the entries of configuration files
-queue                                   what both ways to a server have in common
+queue                                   names, limits and types that `server` and `api` share
 server                                  one connection over the protocol
 http_client, api                        the JSON API over one HTTP connection
 transfer, bulk, follower, snapshot      moving jobs one by one, tasks of the server, new jobs, rates

@@ -177,7 +177,7 @@ class ErrorGroup(msgspec.Struct):
 
     @property
     def title(self) -> str:
-        """The error, or in words why there is none."""
+        """The error, or a text that says why there is none."""
         return self.error or ("no error" if self.reason is None else f"no error, dead letter: {self.reason}")
 
 
@@ -409,7 +409,7 @@ class Api:
         return self._decode(Task, self._http_client.request("POST", "/redrive", body=body).data)
 
     def add_mark(self, text: str, tube: str | None) -> dict[str, Any]:
-        """Add a mark to the charts of *tube*, or of all; return it. Raise InvalidUsage if it is invalid."""
+        """Add a mark to the charts of *tube*, or of all tubes; return it. Raise InvalidUsage if it is invalid."""
         body: dict[str, object] = {"text": text}
         body |= {"tube": tube} if tube is not None else {}
         mark = self._send_document("mark", "POST", "/marks", body)
@@ -527,7 +527,7 @@ def _extended(data: Mapping[str, Any]) -> Stats:
 
 
 def _job_tags(tags: Mapping[str, Any]) -> Stats:
-    """Return the tags of a job, under the names of `stats-job`; the time to live belongs to a key."""
+    """Return the tags of a job, under the names of `stats-job`. Without a key, its time to live is left out."""
     shown = {key: tags[name] for key, name in _TAGS.items() if tags.get(name) is not None}
     if "idempotency-key" not in shown:
         shown.pop("idempotency-ttl", None)

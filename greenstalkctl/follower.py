@@ -142,8 +142,8 @@ class ProtocolFollower:
 def newest_id(server: Server) -> int:
     """Return the newest id of *server*: the id of an empty job, which is put into PROBE_TUBE and deleted at once.
 
-    A server that refuses puts assigns no ids. The id is then estimated from its count of jobs and the first jobs of all
-    tubes.
+    A server that refuses puts assigns no ids. The id is then estimated from the server's count of jobs and the first
+    jobs of all tubes.
     """
     try:
         probe = server.put(PROBE_TUBE, b"", 0, HOLD_DELAY, 1)

@@ -20,7 +20,7 @@ _COMPLETION_SECONDS: Final = 1.0
 
 
 def _matching(what: str, pattern: re.Pattern[str], allowed: str) -> Callable[[str], str]:
-    """Return a function that returns a text that matches *pattern*, and raises ValueError for another."""
+    """Return a function that returns its argument if it matches *pattern*, and raises ValueError if not."""
 
     def read(text: str) -> str:
         if not pattern.fullmatch(text):

@@ -198,7 +198,7 @@ class Server:
         return self._ask(self._client.has_extensions)
 
     def stats(self) -> Stats:
-        """Return the server's statistics; `version` is its own, even if it shows beanstalkd's to other clients."""
+        """Return the server's statistics; `version` is its own, even if other clients see beanstalkd's."""
         stats = self._ask(lambda: validate_stats(dict(self._client.stats()), SERVER_STATS))
         own = stats.pop("greenstalk-version", None)
         return stats if own is None else stats | {"version": own}

@@ -236,8 +236,8 @@ class Settings:
     def _effective(self, name: str, value: T | None) -> T | None:
         """Return *value* of the option *name* (server or api), or None if the other option overrides it.
 
-        The two name the same server. An option on the command line may name another server than the environment, so
-        it overrides the other option's variable.
+        Both options are for the same server. If one option is on the command line and the other is in the
+        environment, they may name two servers, so the command line overrides the environment.
         """
         return value if name in self.on_command_line or not self.on_command_line & {"server", "api"} else None
 

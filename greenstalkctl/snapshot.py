@@ -12,7 +12,7 @@ from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server
 
 COUNTED: Final = ("tube", "ready", "reserved", "delayed", "buried", "waiting")
-"""The columns whose statistics a row has under the name of the column."""
+"""The columns whose statistics are in a row under the name of the column."""
 
 
 @dataclass(frozen=True, slots=True)

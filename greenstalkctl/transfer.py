@@ -5,8 +5,8 @@ steps leaves at most one job in both places. The job gets a new id. Its pri, ttr
 age and its counts of reserves, timeouts, releases, buries and kicks restart at 0.
 
 A ready job is reserved while it is moved, so that no worker gets it; a crash releases it. A delayed or buried job is
-only peeked at, because a crash would make a reserved one ready. If a worker takes the job during that time, the copy is
-deleted.
+only peeked at, because after a reserve, a crash would make it ready. If a worker takes the job during that time, the
+copy is deleted.
 """
 
 from __future__ import annotations

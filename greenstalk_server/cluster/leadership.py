@@ -108,8 +108,8 @@ Q = TypeVar("Q", bound=Queue)
 class Leadership:
     """Leadership of a journal. One thread renews the lease until `stop`; another reads the list of standbys.
 
-    lost           why leadership was lost; empty if no loss is known.
-    renewal_error  why the last renewal failed; empty if it succeeded.
+    lost           reason for the loss of leadership; empty if no loss is known.
+    renewal_error  reason why the last renewal failed; empty if it succeeded.
     is_handover_requested   whether an operator has requested a handover.
     """
 
@@ -337,7 +337,7 @@ class Candidate(Generic[Q]):
                 del tubes[name]
 
     def _take_over(self, state: LeaseState) -> Leadership | None:
-        """Take leadership, and read what the previous leader has added; None if *state* is outdated. Switches."""
+        """Take leadership, and read what the previous leader added; return None if *state* is outdated. Switches."""
         taken_at = boot_time()
         epoch = run_in_thread(self.lease.acquire, state)
         if epoch is None:

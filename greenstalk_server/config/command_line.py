@@ -108,7 +108,7 @@ class JournalImport:
 
 
 Answer: TypeAlias = Information | ShowVersion
-"""What `-h` and `-v` ask for."""
+"""The answer to `-h` or `-v`."""
 
 Command: TypeAlias = (
     Options | Answer | ShowConfig | CheckConfig | Handover | HashPassword | JournalCheck | JournalExport | JournalImport
@@ -439,7 +439,7 @@ def _find(flag: str, argument: str = "") -> Definition:
 
 
 def _hint(variable: str) -> str:
-    """Return which variable may be meant by the unknown *variable*."""
+    """Return a hint for the unknown *variable*: the most similar known name, if there is one."""
     rest = variable.removeprefix(VARIABLE_PREFIX)
     names = [name.removeprefix(VARIABLE_PREFIX) for name in _VARIABLES]
     nearest = difflib.get_close_matches(rest, names, n=1, cutoff=0.5)

@@ -57,9 +57,9 @@ class Kind(Enum):
     """The effect of a flag on the command line."""
 
     VALUE = auto()
-    """Takes a value, and sets its field to it."""
+    """Takes a value, and sets the field of the option to that value."""
     SWITCH = auto()
-    """Takes no value; sets its field to the value of the text `implies`."""
+    """Takes no value; sets the field of the option to the value of the text `implies`."""
     REMOVED = auto()
     """Only logs a warning; older versions of beanstalkd had the flag."""
     VERSION = auto()

@@ -1,7 +1,7 @@
 """The options in force, as one frozen `Options`.
 
 This module does no I/O. It does not check whether an address can be bound, a directory opened, or a user switched to:
-the modules that do these things check that.
+the modules that use these values check them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Options:
     port, web_port    0: any free port.
     web_password      admin password of the dashboard. Without any password, everyone who reaches the dashboard is an
                       admin.
-    session_idle_ns, session_lifetime_ns  nanoseconds after which an unused session ends, and after which any ends.
+    session_idle_ns, session_lifetime_ns  nanoseconds after which an unused session ends, and after which every session
+                                          ends.
     roles             roles of the dashboard's users by name, with the built-in ones.
     oidc_scopes       scopes to request, separated by spaces.
     url_prefix        path of the dashboard, such as `/queue`; empty: the root.

@@ -27,7 +27,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
 NEVER: Final = "never"
-"""Accepted by -f instead of a number of milliseconds."""
+"""The word that -f accepts instead of a number of milliseconds."""
 
 _MAX_COUNT: Final = 2**63 - 1
 _MAX_RATE: Final = 1_000_000
@@ -51,7 +51,7 @@ class Units(NamedTuple):
 class TableErrors(ValueError):
     """Several errors in the tables of one option.
 
-    messages    by the key with the error, as dotted names below the option's key: a complete message.
+    messages    a complete message by the key with the error. The key is given as dotted names below the option's key.
     """
 
     def __init__(self, messages: list[tuple[str, str]]) -> None:

@@ -38,7 +38,7 @@ _NEEDED: Final = {
     "oidc_client_secret": ("oidc_issuer",),
     "oidc_client_secret_file": ("oidc_issuer",),
 }
-"""Options that must not be set unless one of the others is set."""
+"""Options, each with the options of which at least one must be set too."""
 
 
 def problems(options: Options) -> Iterator[UsageError]:
@@ -90,7 +90,7 @@ def warnings(options: Options) -> Iterator[str]:
 
 
 def refuse_equal_passwords(options: Options, password: str | None) -> None:
-    """Raise UsageError if *password*, the admin password, or the operator password also belongs to another role."""
+    """Raise UsageError if the admin password, *password*, or the operator password also belongs to another role."""
     for field in SHARED_PASSWORDS:
         if password and password == options.value_of(field):
             raise UsageError(f"{options.label_of(field)}: must differ from the admin password")

@@ -92,7 +92,7 @@ class _Backpressure:
         else:
             try:
                 accepted = super().do_read()  # type: ignore[misc]
-            except ConnectionAbortedError:  # no event announces the connections behind it in the accept queue
+            except ConnectionAbortedError:  # no event announces the next connections in the accept queue
                 pass
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
@@ -207,7 +207,7 @@ class WebServer(_Backpressure, WSGIServer):  # type: ignore[misc]
     readiness   wakes the connections that have input.
     """
 
-    max_accept: int = 8  # in each iteration of the event loop
+    max_accept: int = 8  # connections in each iteration of the event loop
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

@@ -63,7 +63,8 @@ IDLE_PAUSE: Final = 0.005
 """Seconds between slices of compaction when no client writes."""
 
 LONE_BATCHES: Final = 8
-"""Consecutive batches of the poller with a single connection, after which it may sync in the loop; see `QUICK_SYNC`."""
+"""Consecutive batches of the poller with a single connection, after which the committer may sync in the loop; see
+`QUICK_SYNC`."""
 
 QUICK_SYNC: Final = 0.001
 """Seconds. While syncs take less on average, a sync for a lone connection runs in the loop: the round trip to a thread
@@ -98,7 +99,7 @@ class Committer:
         self.journal: JournalWriter = journal
         self._loader: Loader | None = loader
         self._holders: list[Holder] = []
-        self._safe_holders: list[Holder] = []  # their records are safe; released when the next batch has begun
+        self._safe_holders: list[Holder] = []  # holders of safe records, released when the next batch has begun
         self._wanted: Event = Event()
         self._maintenance_wanted: Event = Event()
         self._maintenance_done: Event = Event()
@@ -146,7 +147,7 @@ class Committer:
     def commit_before_send(self, replies: list[tuple[Handler, bytes]]) -> None:
         """Commit the records of *replies* now, if that is quick; their connections hold the replies that are not safe.
 
-        With -f 0 it is quick if only one connection was active recently and the disk syncs fast. Does not switch.
+        With -f 0 a commit is quick if only one connection was active recently and the disk syncs fast. Does not switch.
         """
         journal = self.journal
         if journal.promised <= journal.safe or self._holders or journal.is_remote:

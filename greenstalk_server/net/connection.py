@@ -21,13 +21,13 @@ committer sends it later. A connection is in one of these states:
 It ends in one of these ways. A later one replaces an earlier one:
 
     STOPPING the server stops: close when the pending replies are sent.
-    GONE     receiving or sending has failed: drop what is unsent, and close.
+    GONE     receiving or sending has failed: drop the unsent replies, and close.
     KILLED   close now.
 
 A close or a `quit` takes effect in the broker in the call that serves it, before any command that arrives later: the
 client leaves, and the state becomes BUSY in the same batch. The greenlet closes the socket afterwards.
 
-`Connection.check` asserts what follows from this between two batches.
+`Connection.check` asserts the invariants of these states, which hold between two batches.
 
 Docstrings say which methods may switch greenlets.
 """
@@ -205,7 +205,7 @@ class Connection(Handler):
         self._output_limit: int = output_limit or NO_LIMIT
         self.failure: int = 0
         self.crash: Exception | None = None
-        self._replies: list[bytes] | None = None  # of the turns served in this batch
+        self._replies: list[bytes] | None = None  # replies of the turns served in this batch
         self._unsent: bytes = b""
         self._released: Event | None = None
         self._unacknowledged_at: int = 0  # when sent data was first seen unacknowledged; 0 if none is

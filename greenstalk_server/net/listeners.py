@@ -147,7 +147,7 @@ def _check_path(path: Path) -> None:
     if path.exists() and not path.is_socket():
         raise FileExistsError(errno.EEXIST, NOT_A_SOCKET)
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        path.parent.stat()  # raises the reason if the directory does not exist
+        path.parent.stat()  # raises an error that gives the reason if the directory does not exist
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 

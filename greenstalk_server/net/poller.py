@@ -56,11 +56,11 @@ QUICK: Final = 300_000
 """Maximum nanoseconds between two batches that follow each other quickly."""
 
 QUICK_BATCHES: Final = 8
-"""Number of such batches in succession after which the poller itself waits for input."""
+"""Number of quick batches in succession after which the poller itself waits for input."""
 
 MAX_WAIT: Final = 4
-"""Maximum milliseconds of such a wait. A timer that expires before the kernel's next tick (4 ms with HZ=250) costs more
-CPU than the wait saves."""
+"""Maximum milliseconds that the poller waits for input. A timer that expires before the kernel's next tick (4 ms with
+HZ=250) costs more CPU than the wait saves."""
 
 WAIT_PERIOD: Final = 500_000
 """Nanoseconds after which the loop runs, even if commands keep arriving."""
@@ -150,12 +150,12 @@ class Poller:
         self._is_timed: bool = False  # the timer is armed, and will call `_poll`
         self._is_stopped: bool = False
         self._loop: Any = get_hub().loop
-        polling = open_poll(self._loop, priority=self._loop.MAXPRI)  # before the timer
+        polling = open_poll(self._loop, priority=self._loop.MAXPRI)  # its watcher runs before the timer
         self._epoll: Any = polling[0]
         self._watcher: Any = polling[1]
         self._epoll_fd: int = -1 if IS_PORTABLE else self._epoll.fileno()
         self._timer: Any = self._loop.timer(YIELD_DELAY)
-        # Of the loop's next iteration. Without them, or without an epoll instance, the poller never waits.
+        # Callbacks of the loop's next iteration. Without them, or without an epoll instance, the poller never waits.
         self._callbacks: Any = None if IS_PORTABLE else getattr(self._loop, "_callbacks", None)
         self.turns: FairQueue = FairQueue()
         self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None

@@ -1,7 +1,7 @@
 """Serves one broker to the network: accepts connections, closes them, and calls the broker's tick.
 
 Each connection's socket is owned by its own greenlet (see connection). The greenlet of `Ticker` calls the broker's
-tick, and one more does the housekeeping. Docstrings say which methods may switch greenlets.
+tick, and another greenlet does the housekeeping. Docstrings say which methods may switch greenlets.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ STOP_GRACE: Final = 10.0
 """Seconds allowed for sending pending replies when the server stops."""
 
 HANDSHAKE_TIMEOUT: Final = 10.0
-"""Minimum seconds that a TLS handshake may take, from accepting the connection; later, housekeeping ends it. With
-timers of their own, thousands of handshakes would end in one iteration of the loop."""
+"""Seconds that a TLS handshake may take from accepting the connection; the next housekeeping pass after that ends it.
+With timers of their own, thousands of handshakes would end in one iteration of the loop."""
 
 HOUSEKEEPING_INTERVAL: Final = 2.0
 """Seconds between housekeeping passes."""
@@ -73,14 +73,14 @@ MAX_COMMAND_LOGGED: Final = 224
 """Bytes of a refused command in its debug line. No valid command is longer."""
 
 MAX_SLEEP: Final = 3600.0
-"""Seconds that the ticker sleeps at most. A deadline can be a century away, which exceeds the range of timers."""
+"""Maximum seconds that the ticker sleeps. A deadline can be a century away, which exceeds the range of timers."""
 
 ACCEPT_BATCH: Final = 16
 """Connections accepted before others are served: fewer than the poller serves per call, so that a flood of connections
 is not accepted faster than it is served."""
 
 TLS_ACCEPT_BATCH: Final = 10
-"""The same for TLS. A handshake takes some milliseconds."""
+"""Like ACCEPT_BATCH, for TLS. A handshake takes some milliseconds."""
 
 
 class Server:

@@ -8,7 +8,7 @@ Only the kernel announces input to the event loop. Invariant: a TlsSocket buffer
 A `recv` returns the data of every record that is then complete. The handshake leaves the input that follows it in the
 kernel. The end of TLS is announced like the end of a plain socket.
 
-TLS 1.2 and 1.3, without renegotiation and compression, with OpenSSL's default ciphers.
+The versions are TLS 1.2 and 1.3, without renegotiation and compression, with OpenSSL's default ciphers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES: Final = ("DNS", "URI", "email")
 """Kinds of alternative names in a certificate that identify a client."""
 
 _SOURCE_LINE: Final = re.compile(r" \([\w.]+:\d+\)$")
-"""The line in Python's source, at the end of an error message."""
+"""Pattern of the file and line of Python's source at the end of an error message."""
 
 RECORD: Final = 16384
 """Maximum bytes of data in one record."""

@@ -4,9 +4,10 @@ The collector does not track jobs (see core.gc_untrack). It collects young objec
 objects, every few seconds while the server runs. Frozen objects are never collected: a frozen object is still freed
 when its last reference goes, but cyclic garbage that includes one is not.
 
-CPython counts the young objects that were allocated less all objects that were freed. While a server frees old objects
-and allocates as many young ones, as with thousands of HTTP clients, that number does not grow, and the young
-generation is unbounded: with 35,000 objects, one collection takes 15 ms. So `Upkeep` collects it regularly too.
+CPython measures the young generation by the number of objects allocated, less the number of all objects freed. While a
+server frees old objects and allocates as many young ones, as with thousands of HTTP clients, that number does not grow,
+and the young generation is unbounded: with 35,000 objects, one collection takes 15 ms. So `Upkeep` collects it
+regularly too.
 
 All objects that exist at startup are frozen, since collecting them takes 20 ms. Old objects are frozen whenever there
 are more than MAX_UNFROZEN. A collection runs first: each HTTP request leaves cyclic garbage, which would otherwise stay
@@ -34,7 +35,8 @@ MIDDLE_THRESHOLD: Final = 1
 time, at most 9,000 objects, about 1 ms."""
 
 OLD_THRESHOLD: Final = 1_000_000_000
-"""Collections of the middle generation before the oldest one is collected too: never; `collect_old` collects it."""
+"""Collections of the middle generation before the oldest one is collected too. This number is never reached;
+`collect_old` collects the oldest generation."""
 
 MAX_UNFROZEN: Final = 10_000
 """Maximum old objects that are not frozen. Collecting as many takes about 2 ms."""
@@ -54,8 +56,9 @@ MIN_TRIM: Final = 16 * 2**20
 """Bytes that must have become free before the heap is trimmed."""
 
 CHECK_SHARE: int = 200
-"""`Upkeep` spends 1/CHECK_SHARE of the time on checks whether the heap is to be trimmed. Elapsed time, because an idle
-server uses almost no CPU time, and would keep its free memory. Not Final, so that a test can change it."""
+"""`Upkeep` spends 1/CHECK_SHARE of the time on checks whether the heap is to be trimmed. The share is of elapsed time,
+because an idle server uses almost no CPU time, and would keep its free memory. Not Final, so that a test can change
+it."""
 
 
 def pause_gc() -> None:

@@ -90,7 +90,7 @@ def require_readable_code(user: str) -> None:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit on open files to the hard limit, and return the limit in force. A connection is one file."""
+    """Raise the soft limit on open files to the hard limit; return the limit in force. Each connection is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = largest_file_limit(hard)
     try:

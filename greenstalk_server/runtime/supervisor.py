@@ -83,7 +83,7 @@ class Service:
         return bool(self._greenlet)
 
     def start(self) -> None:
-        """Run the service in a greenlet, unless it runs. Does not switch."""
+        """Run the service in a greenlet, unless it runs already. Does not switch."""
         if not self._greenlet:
             self._greenlet = gevent.spawn(self.supervise)
 

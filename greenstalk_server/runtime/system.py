@@ -50,8 +50,8 @@ LEVEL_EVENTS: Final = INPUT | HANG_UP
 """Events of a socket that is reported for as long as it has unread input. The portable form reports it only once."""
 
 EDGE_EVENTS: Final = LEVEL_EVENTS if IS_PORTABLE else LEVEL_EVENTS | select.EPOLLPRI | select.EPOLLET
-"""Events of a socket that is reported once when input arrives. EPOLLPRI: a recv stops at urgent data, and leaves unread
-what arrived behind it."""
+"""Events of a socket that is reported once when input arrives. EPOLLPRI is included because a recv stops at urgent
+data, and leaves the input behind it unread."""
 
 PROC: Final = Path("/nonexistent" if IS_PORTABLE else "/proc")
 """The directory of proc(5). In the portable form it does not exist."""
@@ -171,7 +171,7 @@ def set_keepalive(sock: socket.socket, idle: int, interval: int, probes: int) ->
 
 
 def unacknowledged(sock: socket.socket) -> tuple[int, int]:
-    """Return the segments that the peer of the TCP socket has not acknowledged, and the ms since its last one.
+    """Return the segments that the peer of the TCP socket has not acknowledged, and the ms since its last ACK.
 
     Portable: 0, as if everything was acknowledged.
     """

@@ -66,7 +66,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
 def _examined(
     check: str, connect: Callable[[], Q | None], examine: Callable[[Q], Iterator[Finding]]
 ) -> Iterator[Finding]:
-    """Yield the findings about a connection; the message of an error is a problem."""
+    """Yield the findings about a connection; an error becomes a problem with its message."""
     try:
         queue = connect()
         if queue is None:
@@ -99,7 +99,7 @@ def _examine_server(server: Server, settings: Settings) -> Iterator[Finding]:
             "problem",
             "the server is draining; puts fail with DRAINING; run `greenstalkctl undrain` or restart it",
         )
-    if not settings.names_api():  # else the conditions report it, and know dead-letter tubes and workers over HTTP
+    if not settings.names_api():  # else the conditions cover this: they know dead-letter tubes and workers over HTTP
         yield _workers(server, has_extensions=has_extensions)
     if (files := _files(stats)) is not None:
         yield files

@@ -25,7 +25,7 @@ MAX_TIMEOUT: Final = 60 * SECOND
 
 FILE: Final = "file"
 ENVIRONMENT: Final = "env"
-"""Where the value of a secret comes from."""
+"""FILE, ENVIRONMENT: the two sources of the value of a secret."""
 
 _MAX_NETWORKS: Final = 100
 _URL: Final = re.compile(rf"https?://[!-~]{{1,{MAX_URL}}}")
@@ -106,7 +106,7 @@ def _path(value: object) -> str:
 
 
 def _networks(value: object) -> bool | tuple[Network, ...]:
-    """Return whether private addresses are allowed, or the networks that are."""
+    """Return whether private addresses are allowed, or the networks to which connections are allowed."""
     found = _read_networks(value)
     return found if isinstance(found, bool) else tuple([ip_network(each) for each in found])
 
