@@ -150,8 +150,8 @@ class Dashboard:
     def start(self) -> None:
         """Load the templates, and begin to sample the history and to evaluate the conditions. Does not switch.
 
-        Compiling the templates takes 0.2 s of CPU if none is in the cache. Compiled during the first visits, they would
-        stall workers.
+        Compiling the templates takes 0.2 s of CPU if none is in the cache. Doing so during the first visits would stall
+        workers.
         """
         load_templates(self.app.jinja_env)
         self.history.start()

@@ -19,7 +19,7 @@ class JournalStats:
     """Statistics of the journal. The defaults are for a server without a journal.
 
     is_on_disk      jobs survive the process.
-    is_full         the disk had no room to allocate the next file before it is needed.
+    is_full         the next file, which is allocated ahead, does not fit on the disk.
     files           number of files.
     bytes_on_disk   size of all files.
     bytes_recorded  size of the records in files in use.

@@ -15,7 +15,7 @@ from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, SegmentHeader
 
 UNKNOWN_SEQUENCE: Final = -2
-"""Used as the number of the last record before damage to the oldest file.
+"""The number that stands for the last record before damage to the oldest file.
 
 If a later segment begins a rewrite, the lost records were rewritten, so the damage is a torn tail.
 """

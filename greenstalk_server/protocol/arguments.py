@@ -57,7 +57,7 @@ class UnknownCommand(ProtocolError):
 
 
 class Mode:
-    """How strictly all connections of the process follow the published protocol.
+    """The strictness with which all connections of the process follow the published protocol.
 
     is_strict       the extensions are off; every line gets beanstalkd's reply.
     extends_stats   a new connection gets the extended keys of statistics without asking.

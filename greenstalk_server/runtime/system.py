@@ -264,8 +264,8 @@ class LoopPoll:
     """A replacement for an epoll instance and its watcher: one watcher of gevent's loop for each socket.
 
     The loop reports a socket for as long as it has unread input, but the poller expects one event when input arrives.
-    So an event stops the socket's watcher. `arm` starts it again, and whoever reads from the socket calls `arm`
-    afterwards. If input is left, the watcher reports it at once.
+    So an event stops the socket's watcher. `arm` starts the watcher again, and the reader of the socket calls it
+    after each read. If input is left, the watcher reports it at once.
 
     A socket whose input is left unread is not watched. Every HANG_UP_CHECK_INTERVAL seconds, the peers of such sockets
     are checked for a hang-up.

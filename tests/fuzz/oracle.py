@@ -202,7 +202,7 @@ class Oracle:
         self._readings: dict[int, Reading] = {}
         self._has_eof: set[int] = set()
         self._parked: set[int] = set()
-        self._meta: dict[int, int] = {}  # number of values behind each size
+        self._meta: dict[int, int] = {}  # number of meta values that follow the size in each client's replies
         self._extended: set[int] = set()  # clients that have asked for the extended keys of stats
 
     @property

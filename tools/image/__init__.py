@@ -1,1 +1,1 @@
-"""Build the image of deploy/Dockerfile: `make image`. Resolve what it installs: `make requirements`."""
+"""Build the image of deploy/Dockerfile (`make image`), and resolve the packages in it (`make requirements`)."""

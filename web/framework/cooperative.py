@@ -89,7 +89,7 @@ class Pace:
             return
         sliced = _sliced[is_outside]
         with yielding(), gevent.Timeout(PAUSE, False):
-            gevent.idle()  # not sleep(0): up to fifty of those run before the loop checks a socket
+            gevent.idle()  # not sleep(0): the loop runs up to fifty sleeps before it checks a socket
         _turns().take()
         self._begin_slice()
         if self._began - ended - (_sliced[is_outside] - sliced) > MAX_IDLE_CPU:

@@ -114,7 +114,10 @@ def redrive(broker: Broker, id: int, now: int) -> int:
 
 
 def pause_tube(broker: Broker, name: bytes, delay: int, now: int) -> bool:
-    """Pause reserves from the tube *name* for *delay* nanoseconds; 0 ends a pause. Return False without such a tube."""
+    """Pause reserves from the tube *name* for *delay* nanoseconds; 0 ends a pause.
+
+    Return False if there is no such tube.
+    """
     tube = broker.tubes.get(name)
     if tube is None:
         return False
