@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from tests.support.daemon import Daemon
@@ -226,8 +226,13 @@ def test_durations_of_cards_stay_on_one_line(chromium: Browser, wide: str) -> No
             assert not is_too_wide(tab)
 
 
-def test_long_reason_of_a_pause_is_cut_on_the_line_of_its_tube(chromium: Browser, wide: str) -> None:
-    with chromium.tab(wide, 1440) as tab:
+COLUMNS_AT_WORK = ".tubes-of-server :is(.put-rate, .reserve-rate, .delete-rate, .trend, .drain, .waiting)"
+"""Columns that are hidden because no worker is connected here."""
+
+
+@pytest.mark.parametrize("width", [1280, 1440])
+def test_long_reason_of_a_pause_is_cut_on_the_line_of_its_tube(chromium: Browser, wide: str, width: int) -> None:
+    with chromium.tab(wide, width) as tab:
         tab.page.goto(wide)
         row = tab.page.locator(f"#tubes tr[data-key='{LONG}']")
         pause = row.locator(".pause")
@@ -236,6 +241,17 @@ def test_long_reason_of_a_pause_is_cut_on_the_line_of_its_tube(chromium: Browser
         assert pause.evaluate("one => one.scrollWidth > one.clientWidth")
         other = tab.page.locator("#tubes tr[data-key='mail']")
         assert row.bounding_box()["height"] == other.bounding_box()["height"]  # type: ignore[index]
+        tab.page.locator(COLUMNS_AT_WORK).evaluate_all(
+            "cells => cells.forEach(one => one.style.display = 'table-cell')"
+        )
+        panel, last = tab.page.locator("#table"), tab.page.locator("#tubes tr td").filter(visible=True).last
+        assert right(last) <= right(panel) + 1, "the table reaches out of its panel"
+
+
+def right(element: Locator) -> float:
+    box = element.bounding_box()
+    assert box is not None
+    return float(box["x"] + box["width"])
 
 
 def test_link_to_the_search_syntax_opens_it(chromium: Browser, wide: str) -> None:
