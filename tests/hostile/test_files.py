@@ -27,7 +27,7 @@ def test_journal_without_file_descriptors_retries(tmp_path: Path) -> None:
         eventually(lambda: open_files(server) >= FILES, "all are used up")
         for _ in range(20):  # each needs a file of its own
             good.send(b"put 0 0 60 4000\r\n%b\r\n" % bytes(4000))
-        time.sleep(1.0)  # meanwhile the server tries to create them, and fails
+        time.sleep(1.0)  # the server tries to create them, and fails
         comers.close()
         replies = [good.read_line().split()[0] for _ in range(20)]
         assert set(replies) <= {b"INSERTED", b"OUT_OF_MEMORY"}
