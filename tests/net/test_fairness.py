@@ -115,6 +115,7 @@ def test_unread_lists_take_little_memory() -> None:
         assert sum(len(pair.connection._unsent) for pair in pairs) < len(pairs) * 70_000
 
 
+@pytest.mark.linux_form  # it expects the order of arrival
 def test_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
     put = b"put 0 0 60 1\r\nx\r\n"
     with Peer(daemon) as first, Peer(daemon) as second, Peer(daemon) as short:
