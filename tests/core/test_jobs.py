@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from greenstalk_server.core.jobs.job import Job
-from greenstalk_server.core.jobs.job_table import DENSE, PAGE, SHARD, JobTable
+from greenstalk_server.core.jobs.job_table import DENSE, PAGE, SPARSE, JobTable
 from greenstalk_server.core.tubes.tube import Tube
 
 TUBE = Tube(b"t", {})
@@ -24,7 +24,7 @@ def table_of(ids: range) -> JobTable:
     return table
 
 
-FIRST_IDS = (1, PAGE - 30, 3 * PAGE, SHARD - 1, SHARD, 5 * SHARD)
+FIRST_IDS = (1, PAGE - 30, 3 * PAGE, SPARSE - 1, SPARSE, 5 * SPARSE)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -32,7 +32,7 @@ FIRST_IDS = (1, PAGE - 30, 3 * PAGE, SHARD - 1, SHARD, 5 * SHARD)
 def test_table_behaves_like_a_dict(seed: int, share_kept: float) -> None:
     """Ids are dense or sparse, and increase or not."""
     random, table, plain = Random(seed), JobTable(), dict[int, Job]()  # noqa: S311
-    width = random.choice((40, PAGE, SHARD))
+    width = random.choice((40, PAGE, SPARSE))
     for step in range(20_000):
         id = random.choice(FIRST_IDS) + random.randrange(width) + (step // 4 if seed % 2 else 0)
         if id in plain and random.random() > share_kept:
@@ -44,11 +44,11 @@ def test_table_behaves_like_a_dict(seed: int, share_kept: float) -> None:
             assert dict(table) == plain
             assert list(table.ids_above(PAGE)) == sorted(id for id in plain if id > PAGE)
     assert dict(table) == plain and set(table.values()) == set(plain.values())
-    assert table.keys() & {1, SHARD} == plain.keys() & {1, SHARD}
-    assert [table.get(id) for id in range(SHARD + 50)] == [plain.get(id) for id in range(SHARD + 50)]
+    assert table.keys() & {1, SPARSE} == plain.keys() & {1, SPARSE}
+    assert [table.get(id) for id in range(SPARSE + 50)] == [plain.get(id) for id in range(SPARSE + 50)]
 
 
-@pytest.mark.parametrize("ids", [range(1, 3 * PAGE), range(5 * SHARD, 0, -PAGE)])
+@pytest.mark.parametrize("ids", [range(1, 3 * PAGE), range(5 * SPARSE, 0, -PAGE)])
 def test_cleared_table_can_be_used_again(ids: range) -> None:
     table = table_of(ids)
     table.clear()
@@ -59,7 +59,7 @@ def test_cleared_table_can_be_used_again(ids: range) -> None:
     assert dict(table).keys() == set(ids) and len(table) == len(ids)
 
 
-@pytest.mark.parametrize("id", [1, SHARD, 2**63])
+@pytest.mark.parametrize("id", [1, SPARSE, 2**63])
 def test_unknown_id_raises_key_error(id: int) -> None:
     table = table_of(range(2, 5))
     assert table.get(id) is None and id not in table and table.pop(id, None) is None
@@ -70,14 +70,14 @@ def test_unknown_id_raises_key_error(id: int) -> None:
     assert len(table) == 3
 
 
-@pytest.mark.parametrize("ids", [range(1, 40 * SHARD, SHARD // 2), range(40 * SHARD, 0, -PAGE), range(1, 9 * PAGE)])
+@pytest.mark.parametrize("ids", [range(1, 40 * SPARSE, SPARSE // 2), range(40 * SPARSE, 0, -PAGE), range(1, 9 * PAGE)])
 def test_empty_table_keeps_no_pages(ids: range) -> None:
     table = JobTable()
     for id in ids:
         table[id] = job(id)
         table[id + 1] = job(id + 1)
         del table[id], table[id + 1]
-    assert not table._shards and len(table._pages) <= 1  # the page for new ids
+    assert not table._sparse and len(table._pages) <= 1  # the page for new ids
 
 
 def test_sparse_table_takes_little_memory() -> None:
@@ -91,20 +91,20 @@ def test_sparse_table_takes_little_memory() -> None:
 
 def test_dense_late_jobs_take_little_memory() -> None:
     """In a journal, a copy of an old job follows later jobs, so recovery adds ids out of order."""
-    table = table_of(range(5 * SHARD, 5 * SHARD + 10))
-    for id in range(SHARD, 3 * SHARD):
+    table = table_of(range(5 * SPARSE, 5 * SPARSE + 10))
+    for id in range(SPARSE, 3 * SPARSE):
         table[id] = job(id)
-    assert sum(len(shard) for shard in table._shards.values()) < DENSE
-    assert list(table.ids_above(0)) == [*range(SHARD, 3 * SHARD), *range(5 * SHARD, 5 * SHARD + 10)]
+    assert sum(len(jobs) for jobs in table._sparse.values()) < DENSE
+    assert list(table.ids_above(0)) == [*range(SPARSE, 3 * SPARSE), *range(5 * SPARSE, 5 * SPARSE + 10)]
 
 
 def test_iteration_over_ids_survives_changes() -> None:
     """The iteration yields each job that exists throughout exactly once, and ends, while jobs are put and deleted."""
-    table, seen, last = table_of(range(1, 3 * SHARD)), [], 3 * SHARD
+    table, seen, last = table_of(range(1, 3 * SPARSE)), [], 3 * SPARSE
     for id in table.ids_above(0):
         seen.append(id)
         table.pop(id - 1, None)
         table.pop(last - 2 * id, None)
         table[last + id] = job(last + id)
-    present = {id for id in range(1, 3 * SHARD) if id in table}
-    assert present <= set(seen) and len(seen) == len(set(seen)) and len(seen) < 4 * SHARD
+    present = {id for id in range(1, 3 * SPARSE) if id in table}
+    assert present <= set(seen) and len(seen) == len(set(seen)) and len(seen) < 4 * SPARSE

@@ -3,7 +3,7 @@
 Ids increase, and most jobs with recent ids exist. So jobs are in pages of PAGE ids each: a page is a list indexed by
 the id's low bits, which takes eight bytes per job and needs no hashing. A page is created when an id is beyond the
 newest page, and dissolved when only FEW of its jobs are left. These move to a dict, as does a job whose id has no page.
-There is one dict for each shard of SHARD ids: a single dict of a million entries would stop the server for 30 ms
+There is one dict for each range of SPARSE ids: a single dict of a million entries would stop the server for 30 ms
 whenever it grows, and so would a copy of its keys. A dict whose jobs become dense, as when a journal is read, is
 converted into pages again. Pure.
 """
@@ -24,11 +24,11 @@ PAGE: Final = 1 << PAGE_BITS
 FEW: Final = PAGE // 16
 """Number of jobs at which a page is dissolved. With more jobs, a page takes less than 128 bytes per job."""
 
-SHARD_BITS: Final = 14
-SHARD: Final = 1 << SHARD_BITS
+SPARSE_BITS: Final = 14
+SPARSE: Final = 1 << SPARSE_BITS
 """Ids per dict. A dict of this size grows in about half a millisecond."""
 
-DENSE: Final = SHARD // 4
+DENSE: Final = SPARSE // 4
 """Number of jobs at which a dict is converted into pages. The conversion takes half a millisecond."""
 
 MIN_PAGE: Final = PAGE // 8
@@ -60,7 +60,7 @@ class JobTable(MutableMapping[int, Job]):
         self._count: int = 0
         self._newest: int = -1
         self._pages: dict[int, Page] = {}
-        self._shards: dict[int, dict[int, Job]] = {}
+        self._sparse: dict[int, dict[int, Job]] = {}
 
     @overload
     def get(self, id: int, default: None = None, /) -> Job | None: ...
@@ -70,8 +70,8 @@ class JobTable(MutableMapping[int, Job]):
         """Return the job *id*, or *default*."""
         page = self._pages.get(id >> PAGE_BITS)
         if page is None:
-            shard = self._shards.get(id >> SHARD_BITS)
-            return default if shard is None else shard.get(id, default)
+            late = self._sparse.get(id >> SPARSE_BITS)
+            return default if late is None else late.get(id, default)
         job = page.jobs[id & (PAGE - 1)]
         return default if job is None else job
 
@@ -108,10 +108,10 @@ class JobTable(MutableMapping[int, Job]):
         number = id >> PAGE_BITS
         page = self._pages.get(number)
         if page is None:
-            shard = self._shards[id >> SHARD_BITS]
-            del shard[id]
-            if not shard:
-                del self._shards[id >> SHARD_BITS]
+            late = self._sparse[id >> SPARSE_BITS]
+            del late[id]
+            if not late:
+                del self._sparse[id >> SPARSE_BITS]
         else:
             at = id & (PAGE - 1)
             if page.jobs[at] is None:
@@ -125,7 +125,7 @@ class JobTable(MutableMapping[int, Job]):
     def clear(self) -> None:
         """Remove all jobs: 0.1 s for a million."""
         self._pages.clear()
-        self._shards.clear()
+        self._sparse.clear()
         self._count, self._newest = 0, -1
 
     def __len__(self) -> int:
@@ -147,15 +147,15 @@ class JobTable(MutableMapping[int, Job]):
 
         The table may change during the iteration. Jobs that exist throughout are included; others may be.
         """
-        shard_bits = SHARD_BITS - PAGE_BITS
-        numbers = {number >> shard_bits for number in self._pages}.union(self._shards)
-        for number in sorted(number for number in numbers if number >= id >> SHARD_BITS):
-            of_shard: list[Iterable[Job | None]] = [self._shards.get(number, {}).values()]
-            for page_number in range(number << shard_bits, (number + 1) << shard_bits):
+        bits = SPARSE_BITS - PAGE_BITS
+        numbers = {number >> bits for number in self._pages}.union(self._sparse)
+        for number in sorted(number for number in numbers if number >= id >> SPARSE_BITS):
+            found: list[Iterable[Job | None]] = [self._sparse.get(number, {}).values()]
+            for page_number in range(number << bits, (number + 1) << bits):
                 page = self._pages.get(page_number)
                 if page is not None:
-                    of_shard.append(page.jobs)
-            yield from sorted([job.id for job in chain.from_iterable(of_shard) if job is not None and job.id > id])
+                    found.append(page.jobs)
+            yield from sorted([job.id for job in chain.from_iterable(found) if job is not None and job.id > id])
 
     def _create_page(self, number: int) -> Page:
         """Create the page *number*, which is above all earlier ones."""
@@ -169,21 +169,21 @@ class JobTable(MutableMapping[int, Job]):
         """Move the few jobs of the page *number* to a dict."""
         for job in self._pages.pop(number).jobs:
             if job is not None:
-                self._shards.setdefault(job.id >> SHARD_BITS, {})[job.id] = job
+                self._sparse.setdefault(job.id >> SPARSE_BITS, {})[job.id] = job
 
     def _set_late(self, id: int, job: Job) -> None:
         """Insert or replace *job*, whose *id* has no page, in a dict. Turn a dense dict into pages."""
-        shard = self._shards.setdefault(id >> SHARD_BITS, {})
-        before = len(shard)
-        shard[id] = job
-        self._count += len(shard) - before
-        if before < len(shard) == DENSE:
-            self._make_pages(id >> SHARD_BITS)
+        late = self._sparse.setdefault(id >> SPARSE_BITS, {})
+        before = len(late)
+        late[id] = job
+        self._count += len(late) - before
+        if before < len(late) == DENSE:
+            self._make_pages(id >> SPARSE_BITS)
 
     def _make_pages(self, number: int) -> None:
         """Turn the dense parts of the dict *number* into pages."""
         by_page: dict[int, list[Job]] = {}
-        for job in self._shards.pop(number).values():
+        for job in self._sparse.pop(number).values():
             by_page.setdefault(job.id >> PAGE_BITS, []).append(job)
         rest: dict[int, Job] = {}
         for page_number, jobs in by_page.items():
@@ -195,7 +195,7 @@ class JobTable(MutableMapping[int, Job]):
             for job in jobs:
                 page.jobs[job.id & (PAGE - 1)] = job
         if rest:
-            self._shards[number] = rest
+            self._sparse[number] = rest
 
 
 class _Jobs(ValuesView[Job]):
@@ -205,5 +205,5 @@ class _Jobs(ValuesView[Job]):
 
     def __iter__(self) -> Iterator[Job]:
         pages = chain.from_iterable([page.jobs for page in self._mapping._pages.values()])
-        late = chain.from_iterable([shard.values() for shard in self._mapping._shards.values()])
+        late = chain.from_iterable([jobs.values() for jobs in self._mapping._sparse.values()])
         return filter(None, chain(pages, late))
