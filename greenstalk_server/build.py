@@ -35,6 +35,7 @@ COMPILED: Final = (
     "core/gc_untrack",
     "core/job_attributes",
     "core/jobs/body_cache",
+    "core/jobs/id_sequence",
     "core/jobs/job",
     "core/jobs/job_history",
     "core/jobs/job_index",

@@ -33,6 +33,7 @@ from typing import Final
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import Counters, ServerFacts
 from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job_table import JobTable
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Limits, job_quotas
@@ -68,8 +69,11 @@ def _no_jitter() -> float:
 
 
 class Broker:
-    """The state of one server.
+    """The state of one shard, which is the whole queue unless the queue has several.
 
+    ids             the ids that this shard assigns. A job that came from another shard has a foreign id.
+    next_id         the next id that this shard assigns, above all that it has assigned. Foreign ids may be higher, so
+                    `ids.is_older` tells which jobs were here at an earlier `next_id`.
     jobs            every job by id.
     tubes           every tube by name, in the order of creation.
     default_tube    the tube "default", which always exists.
@@ -113,6 +117,7 @@ class Broker:
         max_job_size: int = DEFAULT_MAX_JOB_SIZE,
         limits: Limits | None = None,
         bodies: Bodies | None = None,
+        ids: IdSequence = ONE_SHARD,
     ) -> None:
         """*max_job_size* is the maximum size of a body in bytes. *bodies* is given if there is a memory limit."""
         limits = limits if limits is not None else Limits()
@@ -120,7 +125,8 @@ class Broker:
         self.facts: ServerFacts = facts
         self.journal: Journal = journal if journal is not None else NullJournal()
         self.max_job_size: int = max_job_size
-        self.jobs: JobTable = JobTable()
+        self.ids: IdSequence = ids
+        self.jobs: JobTable = JobTable(ids)
         self.tubes: dict[bytes, Tube] = {}
         self.totals: Totals = Totals()
         self.tube_sets: dict[frozenset[Tube], TubeSet] = {}
@@ -142,7 +148,8 @@ class Broker:
         self.concurrency_keys: dict[bytes, ConcurrencyKey] = {}
         self.keeps_pauses: bool = True
         self.retained_keys: RetainedKeys = RetainedKeys()
-        self.next_id: int = 1
+        self.next_id: int = ids.next_after(0)
+        self._id_step: int = ids.shards
         self.producer_count: int = 0
         self.worker_count: int = 0
         self.waiting_count: int = 0
@@ -186,7 +193,7 @@ class Broker:
     def allocate_id(self) -> int:
         """Return the next job id. An id is never returned twice, whether or not a job is created with it."""
         id = self.next_id
-        self.next_id = id + 1
+        self.next_id = id + self._id_step
         return id
 
     def drop_if_unneeded(self, tube: Tube) -> None:

@@ -5,28 +5,34 @@ the id's low bits, which takes eight bytes per job and needs no hashing. A page 
 newest page, and dissolved when only FEW of its jobs are left. These move to a dict, as does a job whose id has no page.
 There is one dict for each range of SPARSE ids: a single dict of a million entries would stop the server for 30 ms
 whenever it grows, and so would a copy of its keys. A dict whose jobs become dense, as when a journal is read, is
-converted into pages again. Pure.
+converted into pages again.
+
+Pages and dicts are numbered by slots. In a queue of one shard, the slot of an id is the id. A shard among others
+assigns every `shards`-th id, and its own ids have consecutive slots, so that its pages are as dense. Foreign ids (see
+greenstalk_server.core.jobs.id_sequence) have slots above all others, and their jobs are in dicts. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping, ValuesView
+from heapq import merge
 from itertools import chain
 from typing import Final, TypeVar, cast, overload
 
 from greenstalk_server.core.gc_untrack import untrack
+from greenstalk_server.core.jobs.id_sequence import ID_END, ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import Job
 
 PAGE_BITS: Final = 10
 PAGE: Final = 1 << PAGE_BITS
-"""Ids per page."""
+"""Slots per page."""
 
 FEW: Final = PAGE // 16
 """Number of jobs at which a page is dissolved. With more jobs, a page takes less than 128 bytes per job."""
 
 SPARSE_BITS: Final = 14
 SPARSE: Final = 1 << SPARSE_BITS
-"""Ids per dict. A dict of this size grows in about half a millisecond."""
+"""Slots per dict. A dict of this size grows in about half a millisecond."""
 
 DENSE: Final = SPARSE // 4
 """Number of jobs at which a dict is converted into pages. The conversion takes half a millisecond."""
@@ -34,11 +40,17 @@ DENSE: Final = SPARSE // 4
 MIN_PAGE: Final = PAGE // 8
 """Minimum number of jobs of a page that is made from a dict."""
 
+_FOREIGN: Final = ID_END
+"""First slot of the foreign ids: the slot of the foreign id N is `_FOREIGN + N`."""
+
+_END: Final = 2**63
+"""Every slot is below this. With one shard, a journal from before ID_END was defined may have ids above that."""
+
 T = TypeVar("T")
 
 
 class Page:
-    """The jobs of PAGE ids, indexed by the low bits of the id. `count` is the number of jobs."""
+    """The jobs of PAGE slots, indexed by the low bits of the slot. `count` is the number of jobs."""
 
     __slots__ = ("count", "jobs")
 
@@ -51,12 +63,15 @@ class Page:
 class JobTable(MutableMapping[int, Job]):
     """A dict of jobs by id, in no order.
 
-    Invariant: no id has both a page and an entry in a dict.
+    Invariant: no slot has both a page and an entry in a dict.
     Invariant: no dict is empty.
     Invariant: `_newest` is the number of the last page that was created for a new id.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ids: IdSequence = ONE_SHARD) -> None:
+        """*ids* are the ids that the shard assigns."""
+        self._ids: IdSequence = ids
+        self._is_interleaved: bool = ids.shards > 1
         self._count: int = 0
         self._newest: int = -1
         self._pages: dict[int, Page] = {}
@@ -68,11 +83,12 @@ class JobTable(MutableMapping[int, Job]):
     def get(self, id: int, default: Job | T, /) -> Job | T: ...
     def get(self, id: int, default: T | None = None, /) -> Job | T | None:
         """Return the job *id*, or *default*."""
-        page = self._pages.get(id >> PAGE_BITS)
+        slot = self._slot_of(id) if self._is_interleaved else id
+        page = self._pages.get(slot >> PAGE_BITS)
         if page is None:
-            late = self._sparse.get(id >> SPARSE_BITS)
-            return default if late is None else late.get(id, default)
-        job = page.jobs[id & (PAGE - 1)]
+            late = self._sparse.get(slot >> SPARSE_BITS)
+            return default if late is None else late.get(slot, default)
+        job = page.jobs[slot & (PAGE - 1)]
         return default if job is None else job
 
     def __getitem__(self, id: int) -> Job:
@@ -87,14 +103,14 @@ class JobTable(MutableMapping[int, Job]):
 
     def set(self, job: Job) -> None:
         """Insert *job* under `job.id`, or replace the job there. Faster than `table[id] = job`."""
-        id = job.id
-        page = self._pages.get(id >> PAGE_BITS)
+        slot = self._slot_of(job.id) if self._is_interleaved else job.id
+        page = self._pages.get(slot >> PAGE_BITS)
         if page is None:
-            if id >> PAGE_BITS <= self._newest:
-                self._set_late(id, job)
+            if slot >> PAGE_BITS <= self._newest or slot >= _FOREIGN:
+                self._set_late(slot, job)
                 return
-            page = self._create_page(id >> PAGE_BITS)
-        at = id & (PAGE - 1)
+            page = self._create_page(slot >> PAGE_BITS)
+        at = slot & (PAGE - 1)
         if page.jobs[at] is None:
             page.count += 1
             self._count += 1
@@ -105,15 +121,16 @@ class JobTable(MutableMapping[int, Job]):
 
     def remove(self, id: int) -> None:
         """Remove the job *id*; raise KeyError if there is none. Faster than `del table[id]`."""
-        number = id >> PAGE_BITS
+        slot = self._slot_of(id) if self._is_interleaved else id
+        number = slot >> PAGE_BITS
         page = self._pages.get(number)
         if page is None:
-            late = self._sparse[id >> SPARSE_BITS]
-            del late[id]
+            late = self._sparse[slot >> SPARSE_BITS]
+            del late[slot]
             if not late:
-                del self._sparse[id >> SPARSE_BITS]
+                del self._sparse[slot >> SPARSE_BITS]
         else:
-            at = id & (PAGE - 1)
+            at = slot & (PAGE - 1)
             if page.jobs[at] is None:
                 raise KeyError(id)
             page.jobs[at] = None
@@ -147,9 +164,26 @@ class JobTable(MutableMapping[int, Job]):
 
         The table may change during the iteration. Jobs that exist throughout are included; others may be.
         """
+        if not self._is_interleaved:
+            return self._scan(id, id, _END)
+        base = self._ids.base
+        own_slot = id if id < base else base + (id - base) // self._ids.shards
+        return merge(self._scan(id, own_slot, _FOREIGN), self._scan(id, _FOREIGN + id, _END))
+
+    def _slot_of(self, id: int) -> int:
+        """Return the slot of *id*, which any client may have chosen. No two ids have the same slot."""
+        ids = self._ids
+        if not self._is_interleaved:
+            return id
+        if id >= ID_END or not ids.owns(id):
+            return _FOREIGN + id
+        return id if id < ids.base else ids.base + (id - ids.base) // ids.shards
+
+    def _scan(self, id: int, first_slot: int, end_slot: int) -> Iterator[int]:
+        """Iterate over the ids above *id* in the slots from *first_slot* to below *end_slot*, in increasing order."""
         bits = SPARSE_BITS - PAGE_BITS
         numbers = {number >> bits for number in self._pages}.union(self._sparse)
-        for number in sorted(number for number in numbers if number >= id >> SPARSE_BITS):
+        for number in sorted(one for one in numbers if first_slot >> SPARSE_BITS <= one < end_slot >> SPARSE_BITS):
             found: list[Iterable[Job | None]] = [self._sparse.get(number, {}).values()]
             for page_number in range(number << bits, (number + 1) << bits):
                 page = self._pages.get(page_number)
@@ -169,31 +203,32 @@ class JobTable(MutableMapping[int, Job]):
         """Move the few jobs of the page *number* to a dict."""
         for job in self._pages.pop(number).jobs:
             if job is not None:
-                self._sparse.setdefault(job.id >> SPARSE_BITS, {})[job.id] = job
+                slot = self._slot_of(job.id)
+                self._sparse.setdefault(slot >> SPARSE_BITS, {})[slot] = job
 
-    def _set_late(self, id: int, job: Job) -> None:
-        """Insert or replace *job*, whose *id* has no page, in a dict. Turn a dense dict into pages."""
-        late = self._sparse.setdefault(id >> SPARSE_BITS, {})
+    def _set_late(self, slot: int, job: Job) -> None:
+        """Insert or replace *job*, whose *slot* has no page, in a dict. Turn a dense dict into pages."""
+        late = self._sparse.setdefault(slot >> SPARSE_BITS, {})
         before = len(late)
-        late[id] = job
+        late[slot] = job
         self._count += len(late) - before
         if before < len(late) == DENSE:
-            self._make_pages(id >> SPARSE_BITS)
+            self._make_pages(slot >> SPARSE_BITS)
 
     def _make_pages(self, number: int) -> None:
         """Turn the dense parts of the dict *number* into pages."""
-        by_page: dict[int, list[Job]] = {}
-        for job in self._sparse.pop(number).values():
-            by_page.setdefault(job.id >> PAGE_BITS, []).append(job)
+        by_page: dict[int, dict[int, Job]] = {}
+        for slot, job in self._sparse.pop(number).items():
+            by_page.setdefault(slot >> PAGE_BITS, {})[slot] = job
         rest: dict[int, Job] = {}
         for page_number, jobs in by_page.items():
             if len(jobs) < MIN_PAGE:
-                rest.update({job.id: job for job in jobs})
+                rest.update(jobs)
                 continue
             page = self._pages[page_number] = Page()
             page.count = len(jobs)
-            for job in jobs:
-                page.jobs[job.id & (PAGE - 1)] = job
+            for slot, job in jobs.items():
+                page.jobs[slot & (PAGE - 1)] = job
         if rest:
             self._sparse[number] = rest
 
