@@ -307,7 +307,9 @@ class Candidate(Generic[Q]):
             self.queue.broker.jobs.clear()  # jobs that refer to each other are not collected: see core.gc_untrack
             self._has_garbage = True
         self.queue = self._make(Rows(self.lease), self.clock)
-        self._follower = Follower(self.lease, Recovery(self.queue.broker.tube, self.queue.broker.jobs))
+        self._follower = Follower(
+            self.lease, Recovery(self.queue.broker.tube, self.queue.broker.jobs, ids=self.queue.broker.ids)
+        )
         self._read_at = None
 
     def _read(self) -> None:

@@ -22,6 +22,7 @@ from greenstalk_server import __version__
 from greenstalk_server.core.job_attributes import MAX_KEY, REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import resident_body
+from greenstalk_server.core.jobs.id_sequence import ID_END
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope, scope_of
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
@@ -35,14 +36,14 @@ NOT_AN_ARCHIVE: Final = f"not the first line of a {FORMAT} archive, which `journ
 
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
-_MAX_ID: Final = 2**62
-"""Maximum id, and maximum burial number. No server reaches it; higher numbers are left for new jobs and burials."""
+_MAX_BURIAL: Final = 2**62
+"""Maximum burial number. No server reaches it; higher numbers are left for new burials."""
 
 _MAX_DURATION: Final = _U32 * SECOND
 """Maximum delay or ttr that a client can request, nanoseconds."""
 
 _JOB_NUMBERS: Final = {
-    "id": (1, _MAX_ID),
+    "id": (1, ID_END),
     "pri": (0, _U32),
     "delay": (0, _MAX_DURATION),
     "ttr": (SECOND, _MAX_DURATION),
@@ -168,7 +169,7 @@ class Reader:
             raise BadLine(f"archive version {_excerpt(version)}, but this server reads 1 to {VERSION}")
         self._version = version
         _expect(line, _HEAD_KEYS)
-        return _number(line, "next_id", 1, _MAX_ID)
+        return _number(line, "next_id", 1, ID_END)
 
     def entries(self, next_id: int) -> Iterator[Pause | Policy | Key | Job]:
         """Yield all entries, jobs last; return at the end of a complete archive with the right checksum.
@@ -263,7 +264,7 @@ class Reader:
         job.reserves, job.timeouts, job.releases, job.buries, job.kicks = fields[6:]
         job.state = _one_of(line, "state", _STATES)
         if job.state == BURIED:
-            _number(line, "deadline", 0, _MAX_ID)  # the deadline field of a buried job is its burial number
+            _number(line, "deadline", 0, _MAX_BURIAL)  # the deadline field of a buried job is its burial number
         job.events = _pack_events(line.get("events", []))
         if "attempts_base" in line:
             job.attempts_base = _number(line, "attempts_base", 0, job.reserves)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from greenstalk_server.core.jobs.id_sequence import ID_END
 from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.tags.tags import NO_DEADLINE
 from greenstalk_server.core.tube_names import is_tube_name
@@ -41,8 +42,8 @@ _INVALID: Final = 0
 
 _MAX_SECONDS: Final = 2**32 - 1
 _MAX_TIME: Final = NO_DEADLINE - 1
-_MAX_ID: Final = 2**62 - 1
-"""Maximum imported id. No beanstalkd reaches it, and a higher id would leave too few for new jobs."""
+_MAX_ID: Final = ID_END - 1
+"""Maximum imported id. No beanstalkd reaches it."""
 
 _ERA: Final = range(10**18, 4 * 10**18)
 """Creation times that count as evidence, nanoseconds: years 2001 to 2096."""

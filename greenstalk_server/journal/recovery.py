@@ -17,6 +17,7 @@ from zlib import crc32
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import BODY_COST, JOB_COST, SMALL
+from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.jobs.job_table import JobTable
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope
@@ -76,6 +77,7 @@ class Recovery:
                 DELETE record, so the job still exists, and has the key itself. The values, as in `keys`, are from
                 before that deletion; zeros if the key was free.
     memory      bytes of memory that are left for bodies; None for no limit.
+    ids         the ids that the shard of the journal assigns; its other jobs came from other shards.
     """
 
     tube_of: Callable[[bytes], Tube]
@@ -94,6 +96,7 @@ class Recovery:
     returned: list[Job] = field(default_factory=list)
     undone_keys: dict[tuple[bytes, bytes], tuple[int, int]] = field(default_factory=dict)
     memory: int | None = None
+    ids: IdSequence = ONE_SHARD
     _recorded_next_id: int = 1
     _highest_id: int = 0
     _tubes: dict[bytes, Tube] = field(default_factory=dict)
@@ -219,8 +222,8 @@ class Recovery:
 
     @property
     def next_id(self) -> int:
-        """The next job id, above every id that was assigned."""
-        return max(self._recorded_next_id, self._highest_id + 1)
+        """The next id that the shard assigns, above every id that it has assigned."""
+        return self.ids.next_after(max(self._recorded_next_id - 1, self._highest_id))
 
     @property
     def is_sound(self) -> bool:
@@ -454,7 +457,7 @@ class Recovery:
         else:
             jobs[id] = job
         segment.ids.append(id)
-        if id > self._highest_id:
+        if id > self._highest_id and self.ids.owns(id):
             self._highest_id = id
 
     def _index(self, job: Job, at: int, segment: ReplayedSegment) -> None:
@@ -535,7 +538,7 @@ class Recovery:
         self._release_memory(self.jobs.pop(id, None))
         if self._replaced_keys:
             self._replaced_keys.pop(id, None)
-        if self._highest_id < id < _ID_LIMIT:
+        if self._highest_id < id < _ID_LIMIT and self.ids.owns(id):
             self._highest_id = id
 
     def _pause(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import resident_body
+from greenstalk_server.core.jobs.id_sequence import ID_END, ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
@@ -47,6 +48,7 @@ class SegmentLog:
     sequence        number of the last record.
     recovered_sequence  number of the last record found at startup; new records have higher numbers.
     on_disk         number of the last record that is known to be on disk.
+    ids             the ids that the shard of the journal assigns. The next three fields ignore foreign ids.
     next_id         number above every job id assigned so far.
     ids_end         end of the reserved block of ids.
     ids_wanted_at   id at which the next block is to be reserved.
@@ -90,7 +92,8 @@ class SegmentLog:
         self.on_disk: int = 0
         self.next_id: int = 1
         self.ids_end: int = 1
-        self.ids_wanted_at: int = 0 if reserves_ids else record.ID_LIMIT
+        self.ids_wanted_at: int = 0 if reserves_ids else ID_END
+        self.ids: IdSequence = ONE_SHARD
         self.segments: dict[int, Segment] = {}
         self.current: Segment = DiscardingSegment()
         self.unsafe: list[Segment] = [self.current]
@@ -116,7 +119,7 @@ class SegmentLog:
     def adopt(self, recovery: Recovery) -> None:
         """Take over the segments that *recovery* has replayed into `jobs`."""
         self.sequence = self.recovered_sequence = self.on_disk = recovery.sequence
-        self.next_id = recovery.next_id
+        self.ids, self.next_id = recovery.ids, recovery.next_id
         for replayed in recovery.segments:
             segment = Segment(replayed.header.number, replayed.size)
             segment.used = segment.written = segment.allocated = replayed.size
@@ -428,13 +431,19 @@ class SegmentLog:
     def reserve_ids(self, first: int) -> None:
         """Reserve a block of ids from *first* on, if ids are reserved at all; the caller records its end."""
         if self._reserves_ids:
-            self.ids_end = min(first + ID_BLOCK, record.ID_LIMIT)
-            self.ids_wanted_at = self.ids_end - ID_BLOCK // 2
+            block = ID_BLOCK * self.ids.shards
+            self.ids_end = min(first + block, ID_END)
+            self.ids_wanted_at = self.ids_end - block // 2
 
     def record_id_block(self, first: int) -> bool:
-        """Reserve a block of ids from *first* on, and record its end; return False if *first* is not below ID_LIMIT."""
-        if first >= record.ID_LIMIT:
+        """Reserve a block of ids from *first* on, and record its end; return False if *first* is not below ID_END.
+
+        A foreign id needs no block: another shard has reserved it.
+        """
+        if first >= ID_END:
             return False
+        if not self.ids.owns(first):
+            return True
         self.reserve_ids(first)
         self.add_ids_end(self.ids_end)
         return True

@@ -43,7 +43,7 @@ def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_s
     """
     try:
         memory = broker.bodies.limit if broker.bodies is not None else None
-        recovery = replay_all(files, Recovery(broker.tube, broker.jobs, memory=memory))
+        recovery = replay_all(files, Recovery(broker.tube, broker.jobs, memory=memory, ids=broker.ids))
         refuse_unfit(recovery, is_strict)
         source = _read_beanstalkd(files, is_strict)
         _tidy(files, recovery)

@@ -58,10 +58,12 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
     entries += [Policy(name, document) for name, document in sorted(recovery.policies.items())]
     entries += [Key(tube, key, id, until) for (tube, key), (id, until) in sorted(recovery.keys.items())]
     writer = Writer()
+    used = [*recovery.jobs, *(id for id, _ in recovery.keys.values())]  # foreign ids may be above the next own id
+    next_id = max(recovery.next_id, max(used, default=0) + 1)
     jobs = [recovery.jobs[id] for id in sorted(recovery.jobs) if not recovery.jobs[id].is_truncated]
     try:
         with _output(target) as out:
-            out.writelines(writer.lines(now, recovery.next_id, entries, jobs))
+            out.writelines(writer.lines(now, next_id, entries, jobs))
     except OSError as error:
         outcome = "the output is not complete" if target is None or _is_special(target) else "no file was written"
         raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}; {outcome}", EXIT_JOURNAL) from error

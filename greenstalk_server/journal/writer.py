@@ -137,7 +137,7 @@ class JournalWriter:
                 return False
         elif not self._space.has_room(record.IDS_SIZE + size) or not log.record_id_block(job.id):
             return False
-        if job.id >= log.next_id:
+        if job.id >= log.next_id and log.ids.owns(job.id):
             log.next_id = job.id + 1
         log.add_job(job, size, b"", attributes)
         self._new_ids.add(job.id)
@@ -146,7 +146,7 @@ class JournalWriter:
 
     def put_group(self, jobs: list[Job]) -> bool:
         """Record *jobs*, all or none; return False if the disk fails, or has no room for the records and DELETEs."""
-        log, last_id = self._log, max([job.id for job in jobs])
+        log, last_id = self._log, max([job.id for job in jobs if self._log.ids.owns(job.id)], default=0)
         size = record.IDS_SIZE + log.group_size(jobs) + (len(jobs) - 1) * record.DELETE_SIZE
         if not log.has_room(size) and not self._space.has_room(size):
             return False

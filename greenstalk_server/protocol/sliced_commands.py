@@ -125,7 +125,8 @@ class Flush(SlicedCommand):
         state = self._states[0]
         if state == RESERVED:
             jobs = list(islice(self._reserved, SLICE))
-            ids = [job.id for job in jobs if job is not None and job.tube is tube and job.id < self._below]
+            here = [job.id for job in jobs if job is not None and job.tube is tube]
+            ids = [id for id in here if broker.ids.is_older(id, self._below)]
             found, is_done = self._end_reserved(ids, broker, now), not jobs
             session.cost += _scan_cost(jobs, broker)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.id_sequence import ID_END, IdSequence
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import connecting, finishing, putting
 from greenstalk_server.core.tubes.tube import Tube
@@ -172,7 +173,7 @@ def test_record_of_an_impossible_id_is_skipped(id: int) -> None:
 
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
 def test_put_is_refused_when_ids_are_exhausted(sync_interval: int) -> None:
-    disk = disk_with(Encoder(b"salt").job(job_of(record.ID_LIMIT - 3), 1))
+    disk = disk_with(Encoder(b"salt").job(job_of(ID_END - 3), 1))
     broker, journal = started(disk, sync_interval)
     client = connecting.connect(broker, lambda: None)
     accepted = []
@@ -180,15 +181,54 @@ def test_put_is_refused_when_ids_are_exhausted(sync_interval: int) -> None:
         id = broker.allocate_id()
         if putting.put(broker, client, id, 0, 0, SECOND, b"body", START) > 0:
             accepted.append(id)
-    assert accepted == [record.ID_LIMIT - 2, record.ID_LIMIT - 1]
-    batch = journal.take_batch(is_synced=True)
-    batch.run()
-    journal.complete_batch(batch)
-    assert set(recovered(disk, START).jobs) == {record.ID_LIMIT - 3, *accepted}
+    assert accepted == [ID_END - 2, ID_END - 1]
+    write(journal)
+    assert set(recovered(disk, START).jobs) == {ID_END - 3, *accepted}
 
 
-def started(disk: Disk, sync_interval: int) -> tuple[Broker, JournalWriter]:
-    broker = make_broker()
+def started(disk: Disk, sync_interval: int, ids: IdSequence | None = None) -> tuple[Broker, JournalWriter]:
+    broker = make_broker(ids=ids)
     journal = broker.journal = JournalWriter(disk, 4096, sync_interval, seeded(1).randbytes)
     startup.recover(disk, broker, journal, START, is_strict=True)
     return broker, journal
+
+
+# A shard among others
+
+
+@pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
+@pytest.mark.parametrize("shard", range(3))
+def test_foreign_jobs_do_not_change_the_next_id(shard: int, sync_interval: int) -> None:
+    """Jobs that came from other shards are recovered with their ids. The sequence continues after the own ones."""
+    disk, ids = Disk(), IdSequence(base=100, shards=3, shard=shard)
+    broker, journal = started(disk, sync_interval, ids)
+    own = [100 + shard + 3 * local for local in range(5)]
+    foreign = [id for id in (99, 50_000, 50_001, 50_002, ID_END - 3, ID_END - 2, ID_END - 1) if not ids.owns(id)]
+    client = connecting.connect(broker, lambda: None)
+    for id, came in zip(own, foreign, strict=False):
+        assert putting.put(broker, client, came, 0, 0, SECOND, b"foreign", START) == came
+        assert putting.put(broker, client, broker.allocate_id(), 0, 0, SECOND, b"own", START) == id
+    present, next_id = set(broker.jobs), broker.next_id
+    journal.release_ids()
+    write(journal)
+    after, _ = started(disk, sync_interval, ids)
+    assert (set(after.jobs), after.next_id) == (present, next_id)
+    assert finishing.delete(after, None, foreign[-1], START)
+    assert after.next_id == next_id
+
+
+def test_ids_of_a_shard_are_reserved_in_blocks_of_own_ids() -> None:
+    disk, ids = Disk(), IdSequence(shards=1024, shard=7)
+    broker, journal = started(disk, SECOND // 20, ids)
+    client, before = connecting.connect(broker, lambda: None), journal.stats().records_written
+    for _ in range(1000):
+        assert putting.put(broker, client, broker.allocate_id(), 0, 0, SECOND, b"", START) > 0
+    assert journal.stats().records_written == before + 1000
+    write(journal)
+    assert recovered(disk.crash(Chance(seeded(0), 1.0)), START).next_id >= 7 + 1000 * 1024
+
+
+def write(journal: JournalWriter) -> None:
+    batch = journal.take_batch(is_synced=True)
+    batch.run()
+    journal.complete_batch(batch)

@@ -69,7 +69,8 @@ def _check_places(broker: Broker) -> None:
             assert is_left_to_next_start or (timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed))
         assert len(job.events) in job_history.SIZES
     assert places == dict.fromkeys(broker.jobs, 1)
-    assert all(0 < id < broker.next_id <= MAX_ID and job.id == id for id, job in broker.jobs.items())
+    assert broker.ids.owns(broker.next_id) and broker.next_id <= MAX_ID
+    assert all(job.id == id > 0 and broker.ids.is_older(id, broker.next_id) for id, job in broker.jobs.items())
 
 
 def _check_totals(broker: Broker) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
+from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.limits import Limits
@@ -65,7 +66,7 @@ EDITS: Final = {
 }
 
 
-def make_broker(max_job_size: int = 65535, limits: Limits | None = None) -> Broker:
+def make_broker(max_job_size: int = 65535, limits: Limits | None = None, ids: IdSequence | None = None) -> Broker:
     """Return a broker of a server with known facts, started at START."""
     facts = ServerFacts(
         id="0123456789abcdef",
@@ -78,7 +79,7 @@ def make_broker(max_job_size: int = 65535, limits: Limits | None = None) -> Brok
         started_at=START,
         rusage=lambda: (0.25, 1.5),
     )
-    return Broker(facts, max_job_size=max_job_size, limits=limits)
+    return Broker(facts, max_job_size=max_job_size, limits=limits, ids=ids if ids is not None else ONE_SHARD)
 
 
 def _seconds(text: bytes, maximum: int) -> int:

@@ -509,7 +509,7 @@ class Bulk(QueueChanges):
             task.total, ids = len(plan.ids), plan.ids
         matcher, who = JobMatcher(self._broker, plan.query, plan.at, task.checkpoint, wants_body), principal()
         for id, job, body in matcher.match(ids):
-            if job is not None and id < plan.below and plan.change.is_allowed(job, who):
+            if job is not None and self._broker.ids.is_older(id, plan.below) and plan.change.is_allowed(job, who):
                 yield job, body
             task.scanned += 1
         task.total = task.scanned  # jobs may have been deleted before the task reached them

@@ -189,8 +189,8 @@ class Operations(QueueChanges):
         recording = self._saved_changes.record_deletion(title, tube.job_count, tube.body_bytes)
         found = -1
         while found and time.monotonic() < until:
-            clients = (*self._broker.clients, *self._broker.closing_clients)
-            held = (id for client in clients for id in [*client.reserved] if id < below)
+            clients, ids = (*self._broker.clients, *self._broker.closing_clients), self._broker.ids
+            held = (id for client in clients for id in [*client.reserved] if ids.is_older(id, below))
             found = self._delete(tube, held, RESERVED, recording, pace.yield_if_due)
             for state in (READY, DELAYED, BURIED):
                 found += self._clear(tube, state, count_jobs(tube, state), below, recording)
@@ -431,12 +431,12 @@ class Operations(QueueChanges):
         recording.add(before, self._broker.jobs.get(job.id))
 
     def _put(self, new: Put) -> Added:
-        broker, first_new = self._broker, self._broker.next_id
+        broker, new_id = self._broker, self._broker.next_id
         delay, ttr = to_nanoseconds(new.delay), to_nanoseconds(new.ttr)
         id = putting.put_into(broker, new.tube, new.pri, delay, ttr, new.body, self._clock(), new.tags)
         if id < 0:
             self._refuse_put(new, id)
-        return Added(id, is_duplicate=id < first_new)
+        return Added(id, is_duplicate=id != new_id)
 
     def _refuse_put(self, new: Put, refusal: int) -> NoReturn:
         if refusal == Refusal.JOURNAL:
@@ -465,7 +465,9 @@ class Operations(QueueChanges):
             if not recording.is_active:
                 return finishing.clear(self._broker, found, state, left, below, self._clock())
             scanned = islice(found.walk(state), finishing.MAX_CLEAR_SCAN)
-            ids = list(islice((job.id for job in scanned if job.id < below), min(left, SAVED_SLICE)))
+            ids = list(
+                islice((job.id for job in scanned if self._broker.ids.is_older(job.id, below)), min(left, SAVED_SLICE))
+            )
             return self._delete(found, ids, state, recording, lambda: None)
 
         return self._in_slices(tube, bound, recording, clear)

@@ -28,7 +28,10 @@ def find_job(broker: Broker, given: fields.Fields) -> Job:
     id = fields.job_id(given)
     job = broker.jobs.get(id)
     if job is None or not principal().sees(job.tube.name):
-        if id < broker.next_id:
+        home = broker.ids.home(id)
+        if home != broker.ids.shard:
+            reason = f"it is not on this shard; its id is from shard {home}"
+        elif id < broker.next_id:
             reason = "it was deleted, most likely by a worker that finished it"
         else:
             reason = f"no job has had this id yet; the next put gets {broker.next_id}"

@@ -115,12 +115,12 @@ def truncate_job(broker: Broker, id: int, now: int) -> bool:
 def clear(broker: Broker, tube: Tube, state: int, bound: int, below: int, now: int) -> int:
     """Delete up to *bound* of the tube's jobs in *state*, READY, DELAYED or BURIED; return how many.
 
-    Only jobs with ids below *below* are deleted: pass `next_id` as of the start of the clear to keep newer jobs.
+    Only jobs older than the id *below* are deleted: pass `next_id` as of the start of the clear to keep newer jobs.
     A call deletes at most SLICE jobs; the caller repeats the call for the rest. A call looks at up to
-    MAX_CLEAR_SCAN jobs. It returns 0 if all of them have higher ids, even if jobs with lower ids follow them.
+    MAX_CLEAR_SCAN jobs. It returns 0 if all of them are newer, even if older jobs follow them.
     """
     scanned = islice(tube.walk(state), MAX_CLEAR_SCAN)
-    doomed = list(islice((job.id for job in scanned if job.id < below), min(bound, SLICE)))
+    doomed = list(islice((job.id for job in scanned if broker.ids.is_older(job.id, below)), min(bound, SLICE)))
     for id in doomed:
         delete_job(broker, id, now)
     return len(doomed)

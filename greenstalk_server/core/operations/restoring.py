@@ -32,7 +32,7 @@ def restore(broker: Broker, next_id: int, now: int) -> None:
     """
     for tube in broker.tubes.values():
         tube.policy_state = broker.new_policy_state(tube)
-    broker.next_id = max(broker.next_id, next_id)
+    broker.next_id = broker.ids.next_after(max(broker.next_id, next_id) - 1)
     numbers = (job_history.highest_client(job.events) for job in broker.jobs.values() if job.events)
     broker.last_client = max(numbers, default=0)
     for job in _in_order_of_deadlines(broker.jobs.values()):

@@ -27,7 +27,7 @@ def undelete(broker: Broker, deleted: Job, now: int) -> int:
     operation makes no copies and evicts no other job: it is refused if the tube is at a cap of its policy. A refusal
     changes nothing.
     """
-    if deleted.id in broker.jobs or deleted.id >= broker.next_id:
+    if deleted.id in broker.jobs or not broker.ids.is_older(deleted.id, broker.next_id):
         return Refusal.ID_TAKEN
     name = deleted.tube.name
     if name not in broker.tubes and broker.quotas is not None:

@@ -314,7 +314,7 @@ class _DryRun:
                 sorted([id for tube in tubes for id in chain(tube.ready.ids(), tube.delayed.ids(), tube.buried)])
             )
         self._task.total, below = len(self._broker.jobs), self._broker.next_id
-        return (id for id in self._broker.jobs.ids_above(0) if id < below)
+        return (id for id in self._broker.jobs.ids_above(0) if self._broker.ids.is_older(id, below))
 
     def _count_job(self, job: Job, tally: _Tally) -> None:
         """Count the effect on *job* itself, in the order in which the broker applies the policy."""

@@ -154,7 +154,7 @@ def candidate_ids(
     sets = _job_sets(broker, tube, query.state) if tube is not None else []
     if tube is None or sum([found.size for found in sets]) > MAX_COLLECTED_IDS:
         below = broker.next_id
-        return len(broker.jobs), (id for id in broker.jobs.ids_above(above) if id < below)
+        return len(broker.jobs), (id for id in broker.jobs.ids_above(above) if broker.ids.is_older(id, below))
     ids = sorted([id for found in sets for id in found.ids() if id > above])
     return len(ids), ids
 
