@@ -30,11 +30,13 @@ from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import PROGRAM, Options, secret_variables
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.core.operations import draining, policy_changes
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
+from greenstalk_server.journal.shard_file import require_identity
 from greenstalk_server.journal.space import MIN_FILE_SIZE
 from greenstalk_server.journal.startup import OVERRIDDEN, recover
 from greenstalk_server.journal.writer import JournalWriter
@@ -274,16 +276,20 @@ def _recovered_broker(options: Options, clock: Clock, policy_file: _PolicyFile) 
     files = Directory(options.data_dir)
     size = max(options.journal_file_size, MIN_FILE_SIZE)
     journal = JournalWriter(files, size, options.sync_interval_ns, os.urandom)
-    broker = _broker(options, clock, journal, can_evict=True)
+    ids = require_identity(options.data_dir, None)
+    broker = _broker(options, clock, journal, can_evict=True, ids=ids)
     policy_file.apply_to(broker, clock)
     recover(files, broker, journal, clock(), is_strict=options.strict_recovery)
     return broker, Committer(journal, Loader(broker, journal, broker.bodies) if broker.bodies is not None else None)
 
 
-def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool) -> Broker:
+def _broker(
+    options: Options, clock: Clock, journal: Journal, *, can_evict: bool, ids: IdSequence = ONE_SHARD
+) -> Broker:
     """Return an empty broker; *can_evict*: whether bodies can be read back from *journal*."""
     bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict) if options.memory_limit else None
-    broker = Broker(server_facts(clock(), codec.extensions()), journal, options.max_job_size, options.limits, bodies)
+    facts = server_facts(clock(), codec.extensions())
+    broker = Broker(facts, journal, options.max_job_size, options.limits, bodies, ids)
     broker.random = random.random
     broker.keeps_pauses = not options.strict_protocol
     return broker

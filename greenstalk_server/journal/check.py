@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import beanstalkd, record
@@ -22,6 +23,7 @@ from greenstalk_server.journal.lock import holder_of
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.replayed_segment import Damage, ReplayedSegment, is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
+from greenstalk_server.journal.shard_file import ids_of
 from greenstalk_server.runtime.exit_codes import EXIT_DAMAGED, EXIT_JOURNAL, EXIT_OK, StartError
 
 MAX_ATTEMPTS: Final = 20
@@ -110,7 +112,7 @@ def _inspect(directory: str, now: int) -> Report:
     def tube_of(name: bytes) -> Tube:
         return tubes.get(name) or tubes.setdefault(name, Tube(name, jobs))
 
-    report = Report(directory, Recovery(tube_of, jobs), holder_of(directory))
+    report = Report(directory, Recovery(tube_of, jobs, ids=ids_of(directory)), holder_of(directory))
     _replay(files, numbers(names), report)
     report.recovery.settle(now)
     for name in beanstalkd.find(names):
@@ -172,6 +174,7 @@ def describe(report: Report) -> list[str]:
     return [
         f"{report.directory}: {state}",
         *_lock_holder(report),
+        *_shard(report.recovery.ids),
         *_files(report),
         *_jobs(report.recovery),
         *_pauses(report.recovery),
@@ -185,6 +188,11 @@ def describe(report: Report) -> list[str]:
 def _lock_holder(report: Report) -> Iterator[str]:
     if report.holder:
         yield f"in use by {report.holder}: the report lacks records that it has not written yet"
+
+
+def _shard(ids: IdSequence) -> Iterator[str]:
+    if ids.shards > 1:
+        yield f"shard: {ids.shard} of {ids.shards} shards, base of the ids: {ids.base}"
 
 
 def _files(report: Report) -> Iterator[str]:

@@ -176,6 +176,11 @@ def _import_all(
     names = [name for name in beanstalkd.find(files.list()) if name not in skipped]
     if not names:
         return 1
+    if broker.ids.shards > 1 and (broker.ids.shard > 0 or source.highest_id >= broker.ids.base):
+        raise StartError(
+            "beanstalkd's files have ids that other shards of the queue assign; import them into a queue of one shard",
+            EXIT_JOURNAL,
+        )
     if source.is_imported(broker.jobs):
         _move_away(files, names)
         return source.highest_id + 1

@@ -24,6 +24,7 @@ from greenstalk_server.journal.files import FILE_MODE, Directory, Files
 from greenstalk_server.journal.lock import LOCK_NAME, DirectoryLock
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
+from greenstalk_server.journal.shard_file import SHARD_FILE
 from greenstalk_server.runtime.exit_codes import EXIT_DAMAGED, EXIT_JOURNAL, EXIT_OK, StartError
 from greenstalk_server.runtime.system import sync_all
 
@@ -165,9 +166,9 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _refuse_unless_empty(directory: str) -> None:
-    """Raise StartError unless *directory* is a directory that is empty except for a lock."""
+    """Raise StartError unless *directory* is a directory that is empty except for a lock and a shard.json."""
     try:
-        names = sorted(set(Directory(directory).list()) - {LOCK_NAME})
+        names = sorted(set(Directory(directory).list()) - {LOCK_NAME, SHARD_FILE})
     except OSError as error:
         raise StartError(
             f"journal import: {directory}: {error.strerror}; it must be a directory", EXIT_JOURNAL
