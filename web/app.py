@@ -375,7 +375,6 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.template_class = PageTemplate
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.globals |= {"url_for": caching_url_for(app), "zip": zip}
-    app.jinja_env.finalize = text.finalize
     app.jinja_env.filters |= text.FILTERS
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(partial(_template_values, options))

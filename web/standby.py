@@ -12,8 +12,8 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.features.metrics.exporter import exposition, role_metrics
-from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.assets import static_folder, template_folder
+from greenstalk_server.web.framework.page_template import PageTemplate
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.store.audit import Audit
@@ -27,7 +27,7 @@ RETRY_AFTER = 2
 def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: Clock, options: WebOptions) -> Flask:
     """Return the app that a standby with *role* serves on the dashboard's port."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
-    app.jinja_env.finalize = text.finalize
+    app.jinja_env.template_class = PageTemplate
     store = Store(SqliteRows(None), is_kept=False)
     Guard(options, hostname, clock, Audit(clock, store), store, has_login=False).init_app(app)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from flask import Flask, render_template_string
 from flask.testing import FlaskClient
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import putting
@@ -28,7 +29,15 @@ def test_control_is_spelled_out(control: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "a", "שלום", "☃", "\u200d", "é", 5, None, Markup("\u202e")])
 def test_other_values_are_unchanged(value: object) -> None:
-    assert text.finalize(value) == value
+    assert text.html(value) == str(value)
+
+
+@pytest.mark.parametrize("value", ["<b>&amp;</b>", "'single' \"double\"", "a\u202e<b", 5, True, Markup("<b>")])
+def test_value_is_shown_as_escaped_html(app: Flask, value: object) -> None:
+    shown = escape(text.spelled(value) if isinstance(value, str) and not isinstance(value, Markup) else value)
+    assert text.html(value) == shown
+    with app.test_request_context():
+        assert render_template_string("{{ value }}", value=value) == shown
 
 
 def test_body_is_spelled_out_in_lists_and_panes() -> None:

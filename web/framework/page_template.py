@@ -1,4 +1,4 @@
-"""Page templates that are rendered in slices, and whose rendering leaves no reference cycle.
+"""Page templates that show values with `text.html`, are rendered in slices, and leave no reference cycle.
 
 The macros of a page refer to its context, and the context to the macros. Without this class everything that a page
 shows, such as the rows of a thousand tubes, would stay in memory until the garbage collector runs.
@@ -6,16 +6,34 @@ shows, such as the rows of a thousand tubes, would stay in memory until the garb
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
+from types import CodeType
 from typing import Any
 
-from jinja2 import Template
+from jinja2 import Environment, Template
 
+from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.cooperative import Pace
 
 
 class PageTemplate(Template):
     """A template that clears its context after rendering; for `Environment.template_class`."""
+
+    @classmethod
+    def from_code(
+        cls,
+        environment: Environment,
+        code: CodeType,
+        globals: MutableMapping[str, Any],
+        uptodate: Callable[[], bool] | None = None,
+    ) -> Template:
+        """Return the template with the compiled *code*, which calls `text.html` for each value that it shows.
+
+        Jinja's own function would be markupsafe.escape, which takes 0.5 µs. A page of 100 tubes shows 7,000 values.
+        """
+        template = super().from_code(environment, code, globals, uptodate)
+        template.root_render_func.__globals__["escape"] = text.html
+        return template
 
     def render(self, *args: Any, **values: Any) -> str:
         """Return the page as text, as Template.render does: 100 rows take 5 ms. May switch."""

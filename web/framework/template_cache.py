@@ -44,7 +44,7 @@ class TemplateCache(BytecodeCache):
     """The templates' code by Jinja's key, read from *path* once and written back by `save`.
 
     Jinja compares the checksum of a template's source. The code depends on more: on the version of Jinja, and on
-    the settings, filters, and `finalize` of the environment, which are in the package `web`. The file is valid for one
+    the settings and filters of the environment, which are in the package `web`. The file is valid for one
     version of Jinja and one state of the package: in an installation, for one version of the server.
 
     The file names no directory, because a wheel is installed elsewhere than it was built.

@@ -34,6 +34,9 @@ _SPELLED: Final = {ord(mark): f"⟨U+{ord(mark):04X}⟩" for mark in "\u061c\u20
                   "\u2066\u2067\u2068\u2069"}  # fmt: skip
 """Unicode's bidirectional control characters, which change the order in which the text around them is shown."""
 
+_SPECIAL: Final = re.compile(f"[&<>'\"{''.join(map(chr, _SPELLED))}]")
+"""A character that `html` replaces."""
+
 
 def number(value: int) -> str:
     """Return *value* with thousands separators: `65,535`."""
@@ -116,9 +119,13 @@ def spelled(value: str) -> str:
     return value if value.isascii() else value.translate(_SPELLED)
 
 
-def finalize(value: object) -> object:
-    """Return *value* as a template shows it: text with control characters spelled out, anything else unchanged."""
-    return spelled(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def html(value: object) -> str:
+    """Return *value* as a template shows it: HTML, with control characters spelled out. Markup stays unchanged."""
+    if isinstance(value, Markup):
+        return value
+    if not isinstance(value, str):
+        return escape(value)
+    return escape(spelled(value)) if _SPECIAL.search(value) else value
 
 
 def is_reordered(value: str) -> bool:
