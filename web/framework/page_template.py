@@ -6,7 +6,7 @@ shows, such as the rows of a thousand tubes, would stay in memory until the garb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from types import CodeType
 from typing import Any
 
@@ -30,20 +30,19 @@ class PageTemplate(Template):
         """Return the template with the compiled *code*, which calls `text.html` for each value that it shows.
 
         Jinja's own function would be markupsafe.escape, which takes 0.5 µs. A page of 100 tubes shows 7,000 values.
+
+        Jinja passes *globals* as a ChainMap. A page copies them once, and compares them for each import: with a dict
+        this takes 0.06 ms less. So globals that are added to *environment* later have no effect on the template.
         """
-        template = super().from_code(environment, code, globals, uptodate)
+        template = super().from_code(environment, code, dict(globals), uptodate)
         template.root_render_func.__globals__["escape"] = text.html
         return template
 
     def render(self, *args: Any, **values: Any) -> str:
         """Return the page as text, as Template.render does: 100 rows take 5 ms. May switch."""
-        return "".join(Pace().each(self.generate(*args, **values)))
-
-    def generate(self, *args: Any, **values: Any) -> Iterator[str]:
-        """Yield the page piece by piece, as Template.generate does."""
         context = self.new_context(dict(*args, **values))
         try:
-            yield from self.root_render_func(context)
+            return "".join(Pace().each(self.root_render_func(context)))
         except Exception:  # noqa: BLE001  handle_exception raises
             self.environment.handle_exception()
         finally:
