@@ -122,7 +122,7 @@ class Audit:
         before = min(before, recent[0].number if recent else self._next)
         pace = Pace()
         try:
-            while rows := self.store.latest(ROW, before, BATCH):
+            while before > 1 and (rows := self.store.latest(ROW, before, BATCH)):
                 before = rows[-1].number
                 for number, _, entry in decoded(rows, Entry, "so an entry of the audit log is left out"):
                     pace.yield_if_due()
