@@ -90,7 +90,9 @@ class AttentionModel:
         The rows of tubes are grouped once for each set of rights and each round of the monitor.
         """
         of_tubes = self._of_tubes.get((self.monitor.evaluated_at, self._acknowledgements.version), self._grouped)
-        of_server = grouped(self.monitor.server_conditions, self.covering, Pace())
+        if not (conditions := self.monitor.server_conditions):
+            return of_tubes
+        of_server = grouped(conditions, self.covering, Pace())
         return Attention(
             _merged(of_tubes.active, of_server.active), _merged(of_tubes.acknowledged, of_server.acknowledged)
         )
