@@ -114,7 +114,7 @@ class PolicyPages:
             summary=_summary(min(len(found), MAX_SHOWN), len(found), len(known), query),
             warnings=self._policies.warnings(),
             query=query,
-            heads=_heads(query, order),
+            heads=_heads(query, order) if found else [],
             order_args=order_args(order, BY_NAME),
             longest_filter=MAX_FILTER_LENGTH,
             has_policies=bool(known),
