@@ -1,4 +1,4 @@
-"""The undo of deletions and changes of jobs: what comes back, and what is refused."""
+"""The undo of deletions, of changes of jobs and of pauses: what comes back, and what is refused."""
 
 from __future__ import annotations
 
@@ -326,3 +326,85 @@ def test_wait_for_a_job_ends_when_the_job_is_buried_again() -> None:
     waiter.wait_for_job(id)
     assert world.revert(before, after) == 0
     assert waiter.ended == ["BURIED"]
+
+
+# Pauses
+
+
+def pause_end(world: World, name: bytes) -> int:
+    tube = world.broker.tubes.get(name)
+    return tube.paused_until if tube is not None else 0
+
+
+def test_former_pause_returns_with_its_end_and_a_pause_without_one_ends() -> None:
+    world = World()
+    actor = world.client()
+    actor.use(b"a")
+    actor.put(0, 0, 30)
+    actor.pause_tube(b"a", 600)
+    before = pause_end(world, b"a")
+    world.advance(10)
+    actor.pause_tube(b"a", 30)
+    after = pause_end(world, b"a")
+    assert world.revert_pause(b"a", before, after) == 0
+    assert (pause_end(world, b"a"), world.stats_tube(b"a").pause_time_left) == (before, 589)
+    assert world.revert_pause(b"a", 0, before) == 0
+    assert pause_end(world, b"a") == 0
+
+
+def test_end_of_a_pause_is_undone_for_an_empty_tube_too() -> None:
+    world = World()
+    actor = world.client()
+    actor.use(b"a")
+    actor.pause_tube(b"a", 600)
+    before = pause_end(world, b"a")
+    actor.use(b"default")
+    actor.pause_tube(b"a", 0)
+    assert world.tubes() == [b"default"]
+    assert world.revert_pause(b"a", before, 0) == 0
+    assert (world.tubes(), pause_end(world, b"a")) == ([b"default", b"a"], before)
+    world.advance(601)
+    assert world.tubes() == [b"default"]
+
+
+def test_pause_that_was_changed_or_whose_tube_is_gone_is_refused() -> None:
+    world = World()
+    actor = world.client()
+    actor.use(b"a")
+    actor.pause_tube(b"a", 60)
+    first = pause_end(world, b"a")
+    actor.pause_tube(b"a", 30)
+    second = pause_end(world, b"a")
+    assert world.revert_pause(b"a", 0, first) == Refusal.CHANGED
+    actor.pause_tube(b"a", 0)
+    assert world.revert_pause(b"a", first, second) == Refusal.CHANGED, "it was resumed"
+    actor.pause_tube(b"a", 30)
+    assert world.revert_pause(b"a", first, 0) == Refusal.CHANGED, "it was paused again"
+    actor.pause_tube(b"a", 0)
+    actor.use(b"default")
+    assert world.revert_pause(b"a", 0, second) == Refusal.DELETED
+    assert world.revert_pause(b"a", first, second) == Refusal.DELETED, "a resume dropped the tube"
+    world.broker.keeps_pauses = False
+    assert world.revert_pause(b"a", first, 0) == Refusal.DELETED, "strict mode keeps no empty tubes"
+
+
+def test_pause_that_ended_by_itself_is_as_the_change_left_it() -> None:
+    world = World()
+    actor = world.client()
+    actor.use(b"a")
+    actor.pause_tube(b"a", 600)
+    before = pause_end(world, b"a")
+    actor.pause_tube(b"a", 30)
+    after = pause_end(world, b"a")
+    world.advance(31)
+    assert world.revert_pause(b"a", before, after) == 0
+    assert pause_end(world, b"a") == before
+    world.advance(600)
+    assert world.revert_pause(b"a", before, after) == 0
+    assert pause_end(world, b"a") == 0, "the former pause is over too"
+
+
+def test_tube_is_not_created_above_the_limit_of_tubes() -> None:
+    world = World(Limits(tubes=1))
+    assert world.revert_pause(b"a", world.now + 1, 0) == Refusal.TUBES
+    assert world.tubes() == [b"default"]
