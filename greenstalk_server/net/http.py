@@ -26,8 +26,8 @@ from gevent.event import Event
 from gevent.pywsgi import Input, _InvalidClientInput
 
 from greenstalk_server.runtime import logs
-from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue
-from greenstalk_server.runtime.system import LEVEL_EVENTS, open_poll
+from greenstalk_server.runtime.scheduling import FairQueue
+from greenstalk_server.runtime.system import LEVEL_EVENTS, YIELD_DELAY, open_poll
 
 READ_SIZE: Final = 4096
 """Maximum bytes per read. Processing them takes 3 ms if the body is in chunks of one byte."""

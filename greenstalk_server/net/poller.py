@@ -33,9 +33,9 @@ from mypy_extensions import mypyc_attr
 
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue, has_yielding
+from greenstalk_server.runtime.scheduling import FairQueue, has_yielding
 from greenstalk_server.runtime.supervisor import abort
-from greenstalk_server.runtime.system import EDGE_EVENTS, INPUT, IS_PORTABLE, open_poll
+from greenstalk_server.runtime.system import EDGE_EVENTS, INPUT, IS_PORTABLE, YIELD_DELAY, open_poll
 
 BATCH_SIZE: Final = 16
 """Handlers served per batch. Larger batches cost less CPU per command, but raise p99 latency."""

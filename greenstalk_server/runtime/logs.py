@@ -13,19 +13,18 @@ server.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from http.client import HTTPException
 from types import TracebackType
 from typing import Any, Final
 
 from gevent import get_hub
 from gevent.pywsgi import LoggingLogAdapter, WSGIHandler
+
+from greenstalk_server.runtime.log_format import add_handler
 
 log = logging.getLogger(__name__)
 
@@ -36,21 +35,13 @@ web_errors: Final = LoggingLogAdapter(_web_log, logging.ERROR)
 
 BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
-_STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""Attributes that every log record has; all others come from `extra`."""
-
 MAX_CONTEXT: Final = 200
 """Maximum characters of gevent's description of where an exception was raised, or of why a request is bad."""
 
 
 def install(level: str, log_format: str) -> None:
     """Log events of *level* and above to stderr in *log_format*, one of LOG_FORMATS of config. Call once."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    root = logging.getLogger()
-    root.addHandler(handler)
-    root.setLevel(level.upper())
-    logging.captureWarnings(True)
+    add_handler(level, log_format)
     sys.excepthook = _on_exception
     threading.excepthook = _on_thread_exception
     get_hub().print_exception = _on_greenlet_exception
@@ -71,35 +62,6 @@ class Verbosity:
         root.setLevel(min(level, logging.INFO))  # else the next line might not be logged
         log.info("log level changed to %s (SIGUSR2)", logging.getLevelName(level).lower())
         root.setLevel(level)
-
-
-class TextFormatter(logging.Formatter):
-    """Text for people: `2026-01-31 12:00:00.000 INFO message field=value`, in local time; tracebacks are indented."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return *record* as one line, followed by the lines of its traceback."""
-        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        fields = "".join([f" {name}={_quote(value)}" for name, value in _fields(record).items()])
-        line = f"{clock}.{int(record.msecs):03} {record.levelname} {_escape(record.getMessage())}{fields}"
-        return "\n    ".join([line, *map(_escape, _traceback(record).splitlines())])
-
-
-class JsonFormatter(logging.Formatter):
-    """JSON for programs: an object with time (ISO 8601, UTC), level, logger, message, the fields, and exception."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return *record* as one line of ASCII."""
-        at = datetime.fromtimestamp(record.created, UTC)
-        event = {
-            "time": at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        event = event | _fields(record) | event  # keep this order; a field cannot replace one of these
-        if traceback := _traceback(record):
-            event["exception"] = traceback
-        return json.dumps(event, default=str)
 
 
 class RequestHandler(WSGIHandler):  # type: ignore[misc]
@@ -131,33 +93,6 @@ class RequestHandler(WSGIHandler):  # type: ignore[misc]
         facts = {"address": self.client_address[0] if isinstance(self.client_address, tuple) else ""}
         _web_log.log(level, "bad request: %s", reason, extra=facts, exc_info=None if is_client_fault else error)
         return "400", BAD_REQUEST
-
-
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
-
-
-def _traceback(record: logging.LogRecord) -> str:
-    """Return the traceback of *record*; empty if it has none."""
-    if not record.exc_info:
-        return record.stack_info or ""
-    return logging.Formatter.formatException(_PLAIN, record.exc_info)
-
-
-_PLAIN: Final = logging.Formatter()
-
-
-def _quote(value: object) -> str:
-    """Return *value* as text, with quotes if its end would not be clear without them."""
-    text = str(value)
-    return text if text.isprintable() and text and not set(text) & set(" ='\"") else repr(text)
-
-
-def _escape(text: str) -> str:
-    """Return *text* with each character that is not printable as a Python escape sequence."""
-    if text.isprintable():
-        return text
-    return "".join([each if each.isprintable() else each.encode("unicode_escape").decode() for each in text])
 
 
 # Uncaught exceptions

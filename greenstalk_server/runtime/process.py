@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import pwd
@@ -11,8 +12,6 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
-
-import gevent
 
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.core.counters import ServerFacts
@@ -83,7 +82,9 @@ def require_readable_code(user: str) -> None:
 
     Call this only if there is a dashboard: its templates are read and compiled after privileges are dropped.
     """
-    for path in (os.__file__, gevent.__file__, __file__):
+    gevent = importlib.util.find_spec("gevent")  # not imported: the parent of several processes has none
+    assert gevent is not None and gevent.origin is not None
+    for path in (os.__file__, gevent.origin, __file__):
         if not os.access(path, os.R_OK, effective_ids=True):
             reason = f"that user cannot read {path}, which the dashboard needs"
             raise StartError(f"-u {user}: {reason}; install the server where every user can read it", EXIT_PRIVILEGES)

@@ -19,8 +19,7 @@ import gevent
 from gevent import get_hub
 from gevent.event import Event
 
-YIELD_DELAY: Final = 0.000001
-"""Seconds, for `gevent.sleep` or a timer, after which code resumes in the next iteration of the event loop."""
+from greenstalk_server.runtime.system import YIELD_DELAY
 
 _yielding: Final = [0]  # number of blocks in `yielding`
 

@@ -23,7 +23,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
+YIELD_DELAY: Final = 0.000001
+"""Seconds, for `gevent.sleep` or a timer, after which code resumes in the next iteration of the event loop."""
 
 IS_MACOS: Final = sys.platform == "darwin"
 

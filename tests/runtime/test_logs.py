@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from greenstalk_server import BUILD
-from greenstalk_server.runtime.logs import JsonFormatter, TextFormatter
+from greenstalk_server.runtime.log_format import JsonFormatter, TextFormatter
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, ask, environment, run
 from tests.support.log import Log
 from tests.support.pages import block

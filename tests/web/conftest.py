@@ -18,7 +18,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, finishing, putting, reserving
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
+from greenstalk_server.runtime.system import YIELD_DELAY
 from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard
 from greenstalk_server.web.framework import cooperative
 from greenstalk_server.web.framework.access import Principal
