@@ -30,13 +30,13 @@ class EncodedJob(NamedTuple):
 class SavedJobsWriter:
     """Encodes jobs.
 
-    count   number of the jobs added.
+    jobs    number of the jobs added.
     size    bytes of their records.
     """
 
     def __init__(self, salt: bytes) -> None:
         """*salt*: four random bytes, the start of each record."""
-        self.count: int = 0
+        self.jobs: int = 0
         self.size: int = 0
         self._salt: bytes = salt
         self._encoder: record.Encoder = record.Encoder(salt)
@@ -45,7 +45,7 @@ class SavedJobsWriter:
 
     def encode(self, job: Job, body: bytes) -> EncodedJob:
         """Return *job* as it is now, without its current reservation. Pass it to the next `add`."""
-        start = self._encoder.begin_job(job, self.count + 1, job.events, job_attributes.encode(job))
+        start = self._encoder.begin_job(job, self.jobs + 1, job.events, job_attributes.encode(job))
         return EncodedJob(start, body)
 
     def encode_without_body(self, job: Job) -> EncodedJob:
@@ -55,11 +55,11 @@ class SavedJobsWriter:
     def encode_result(self, job: Job) -> EncodedJob:
         """Return *job* with an empty body, no attributes and its last event only, as `undoing.revert` needs it."""
         copy = job.copy_with(job.tube, b"")
-        return EncodedJob(self._encoder.begin_job(copy, self.count + 1, job.events[-job_history.EVENT.size :]), b"")
+        return EncodedJob(self._encoder.begin_job(copy, self.jobs + 1, job.events[-job_history.EVENT.size :]), b"")
 
     def add(self, job: EncodedJob) -> None:
         """Add *job*."""
-        self.count += 1
+        self.jobs += 1
         self.size += record.PREFIX_SIZE + len(job.start) + len(job.body)
         if len(job.body) > LARGE_BODY:
             self._unsealed.append(len(self._chunks))

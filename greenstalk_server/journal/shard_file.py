@@ -113,7 +113,7 @@ def _difference(found: ShardIdentity | None, expected: ShardIdentity | None) -> 
         return f"it is shard {has.shard} of {has.shards} shards of a queue; start all shards of the queue together"
     wants = expected.ids
     if has.shards != wants.shards:
-        change = "to change the number, export the jobs and import them into a new queue"
+        change = "to change the number, run `greenstalk-server journal reshard`"
         return f"its queue has {has.shards} shards, not {wants.shards}; start it with {has.shards}; {change}"
     if found is not None and found.queue != expected.queue:
         return f"it belongs to the queue {found.queue}, not to {expected.queue}; use a directory of the right queue"

@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -44,7 +44,7 @@ def export_journal(directory: str, target: str | None, is_quiet: bool = False) -
     """
     now = time.time_ns()
     report = inspect(directory, now, "export")
-    _refuse_incomplete(report)
+    refuse_incomplete(report)
     in_use = f"{directory} is in use by {report.holder}" if report.holder else ""
     return write_archive(report.recovery, now, target, in_use, is_quiet)
 
@@ -54,17 +54,11 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
 
     *in_use*: message that names the server which uses the journal; empty if none does.
     """
-    entries: list[Pause | Policy | Key] = []
-    entries += [Pause(name, until, length) for name, (until, length) in sorted(recovery.pauses.items())]
-    entries += [Policy(name, document) for name, document in sorted(recovery.policies.items())]
-    entries += [Key(tube, key, id, until) for (tube, key), (id, until) in sorted(recovery.keys.items())]
     writer = Writer()
-    used = [*recovery.jobs, *(id for id, _ in recovery.keys.values())]  # foreign ids may be above the next own id
-    next_id = max(recovery.next_id, max(used, default=0) + 1)
     jobs = [recovery.jobs[id] for id in sorted(recovery.jobs) if not recovery.jobs[id].is_truncated]
     try:
         with _output(target) as out:
-            out.writelines(writer.lines(now, next_id, entries, jobs))
+            out.writelines(writer.lines(now, next_id_above(recovery), entries_of(recovery), jobs))
     except OSError as error:
         outcome = "the output is not complete" if target is None or _is_special(target) else "no file was written"
         raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}; {outcome}", EXIT_JOURNAL) from error
@@ -75,6 +69,19 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
     if not is_quiet:
         _print_status(f"{_describe(writer.count)} exported")
     return EXIT_OK if recovery.is_sound else EXIT_DAMAGED
+
+
+def entries_of(recovery: Recovery) -> Iterator[Pause | Policy | Key]:
+    """Yield what the settled *recovery* has besides jobs, in the order of an archive."""
+    yield from [Pause(name, until, length) for name, (until, length) in sorted(recovery.pauses.items())]
+    yield from [Policy(name, document) for name, document in sorted(recovery.policies.items())]
+    yield from [Key(tube, key, id, until) for (tube, key), (id, until) in sorted(recovery.keys.items())]
+
+
+def next_id_above(recovery: Recovery) -> int:
+    """Return an id above all that *recovery* has, foreign ones included, and above all that its shard has assigned."""
+    used = [*recovery.jobs, *(id for id, _ in recovery.keys.values())]
+    return max(recovery.next_id, max(used, default=0) + 1)
 
 
 def import_journal(directory: str, source: str | None) -> int:
@@ -102,7 +109,7 @@ def read_archive(files: Files, label: str, source: str | None) -> None:
     print(f"{label}: {_describe(count)} imported", file=sys.stderr)
 
 
-def _refuse_incomplete(report: Report) -> None:
+def refuse_incomplete(report: Report, verb: str = "export") -> None:
     """Raise StartError if there is no journal, if a start would refuse it, or would first import jobs into it."""
     if report.recovery.refusal:
         message = f"{report.directory}: {report.recovery.refusal}"
@@ -114,7 +121,7 @@ def _refuse_incomplete(report: Report) -> None:
         message = f"{report.directory}: there is no journal in it"
     else:
         return
-    raise StartError(f"journal export: {message}", EXIT_JOURNAL)
+    raise StartError(f"journal {verb}: {message}", EXIT_JOURNAL)
 
 
 @contextmanager
@@ -186,22 +193,30 @@ def _lock(directory: str) -> DirectoryLock:
 
 def _import(files: Files, reader: Reader) -> Count:
     """Write the archive of *reader*; return its counts. Remove all files on any error."""
-    segments = _Segments(files, reader.head())
+    next_id = reader.head()
+    write_journal(files, next_id, reader.entries(next_id))
+    return reader.count
+
+
+def write_journal(files: Files, next_id: int, entries: Iterable[Pause | Policy | Key | Job]) -> None:
+    """Write a journal with *entries*, jobs last, to *files*. Remove all files on any error."""
+    segments = _Segments(files, next_id)
+    has_jobs = False
     try:
-        for each in reader.entries(segments.next_id):
+        for each in entries:
             if not isinstance(each, Job):
                 segments.add_entry(each)
                 continue
-            if reader.count.jobs == 1:
+            if not has_jobs:
+                has_jobs = True
                 segments.add_mark(record.IMPORT_BEGIN)
             segments.add_job(each)
-        if reader.count.jobs:
+        if has_jobs:
             segments.add_mark(record.IMPORT_END)
         segments.finish()
     except BaseException:
         segments.remove()
         raise
-    return reader.count
 
 
 class _Segments:

@@ -1,0 +1,136 @@
+"""`greenstalk-server journal reshard DIR --processes N`: divide the jobs in a directory among N shards.
+
+All jobs keep their ids and attributes. The ids of new jobs begin above all earlier ones: the `base` of the new shards
+is the highest next id. A tube and all that belongs to it (jobs, pause, unique keys) go to the shard of its name.
+The policies that were set at run time go to every shard.
+
+The new journals are written beside the former ones, which are removed once the new ones are on disk: see layout.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.tags.idempotency import is_idempotency_scope
+from greenstalk_server.journal.archive import Key, Pause, Policy
+from greenstalk_server.journal.check import inspect
+from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.layout import (
+    change_layout,
+    copy_dashboard,
+    create_shard,
+    directory_of,
+    finish_change,
+    new_identities,
+    read_shards,
+    shard_of_tube,
+)
+from greenstalk_server.journal.lock import DirectoryLock
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.transfer import entries_of, next_id_above, refuse_incomplete, write_journal
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, StartError
+
+VERB: Final = "reshard"
+
+
+def reshard(directory: str, shards: int) -> int:
+    """Divide the jobs in *directory* among *shards* journals; return the exit code; raise StartError."""
+    try:
+        with closing(DirectoryLock(directory)):
+            finish_change(directory)
+            former = read_shards(directory)
+            if (len(former) or 1) == shards:
+                print(f"{directory}: is for {_processes(shards)} already", file=sys.stderr)
+                return EXIT_OK
+            content = _read(directory, [directory_of(directory, shard) for shard in range(len(former))])
+            change_layout(directory, lambda part: _write(part, directory, content, shards))
+    except OSError as error:
+        reason = f"journal {VERB}: {error.filename or directory}: {error.strerror}; nothing was changed"
+        raise StartError(reason, EXIT_JOURNAL) from error
+    print(f"{directory}: {len(content.jobs)} jobs are now divided among {_processes(shards)}", file=sys.stderr)
+    return EXIT_OK
+
+
+@dataclass(slots=True)
+class _Content:
+    """What the journals of a directory hold.
+
+    sources     the directories of the journals, by shard.
+    next_id     above all ids that were assigned.
+    """
+
+    sources: list[str]
+    next_id: int = 1
+    jobs: list[Job] = field(default_factory=list)
+    entries: list[Pause | Policy | Key] = field(default_factory=list)
+
+
+def _read(directory: str, shards: Sequence[str]) -> _Content:
+    """Read the journals of *shards*, or that of *directory* if there are none; raise StartError if one is damaged."""
+    content = _Content(list(shards) or [directory])
+    policies: dict[str, bytes] = {}
+    for source in content.sources:
+        if shards:
+            DirectoryLock(source).close()  # a child of a killed parent may still use it
+        recovery = _recovery(source, is_shard=bool(shards))
+        content.next_id = max(content.next_id, next_id_above(recovery))
+        content.jobs += recovery.jobs.values()
+        for entry in entries_of(recovery):
+            if isinstance(entry, Policy) and policies.setdefault(entry.name, entry.document) is not entry.document:
+                if policies[entry.name] != entry.document:
+                    print(f"{source}: its policy {entry.name} differs, and is dropped", file=sys.stderr)
+                continue
+            content.entries.append(entry)
+    content.jobs.sort(key=lambda job: job.id)
+    return content
+
+
+def _recovery(source: str, *, is_shard: bool) -> Recovery:
+    report = inspect(source, time.time_ns(), VERB)
+    if report.sizes or not is_shard:  # a shard that never started has no files
+        refuse_incomplete(report, VERB)
+    if not report.recovery.is_sound:
+        reason = "; ".join([str(damage) for damage in report.recovery.damage])
+        advice = "start the server once with the present number of processes, which drops what is damaged"
+        raise StartError(f"journal {VERB}: {source}: is damaged: {reason}; {advice}", EXIT_JOURNAL)
+    return report.recovery
+
+
+def _write(part: Path, directory: str, content: _Content, shards: int) -> None:
+    """Write the *content* of *directory* to *part*, for *shards* processes."""
+    former = read_shards(directory)
+    queue = former[0].queue if former else ""
+    if shards == 1:
+        targets = [part]
+    else:
+        targets = [create_shard(part, each) for each in new_identities(shards, content.next_id, queue)]
+    for source, target in zip(content.sources, targets, strict=False):
+        copy_dashboard(source, target)
+    jobs: list[list[Job]] = [[] for _ in targets]
+    entries: list[list[Pause | Policy | Key]] = [[] for _ in targets]
+    for job in content.jobs:
+        jobs[shard_of_tube(job.tube.name, shards)].append(job)
+    for entry in content.entries:
+        if isinstance(entry, Policy):
+            for each in entries:
+                each.append(entry)
+        else:
+            entries[shard_of_tube(_tube_of(entry), shards)].append(entry)
+    for shard, target in enumerate(targets):
+        write_journal(Directory(str(target)), content.next_id, [*entries[shard], *jobs[shard]])
+
+
+def _tube_of(entry: Pause | Key) -> bytes:
+    """Return the name of the tube to which *entry* belongs."""
+    return entry.tube[:-1] if isinstance(entry, Key) and is_idempotency_scope(entry.tube) else entry.tube
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
