@@ -13,7 +13,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -24,6 +24,10 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from greenstalk_server import BUILD, __version__
+from greenstalk_server.cluster.control import ControlSocket
+from greenstalk_server.cluster.placement import READY as CHILD_READY
+from greenstalk_server.cluster.placement import STOPPING as CHILD_STOPPING
+from greenstalk_server.cluster.placement import Placement
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.config_file import Reloadable, read_reloadable
 from greenstalk_server.config.definitions import DEFINITIONS
@@ -35,6 +39,7 @@ from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.core.operations import draining, policy_changes
 from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.layout import refuse_shards
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.shard_file import require_identity
 from greenstalk_server.journal.space import MIN_FILE_SIZE
@@ -43,7 +48,7 @@ from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
-from greenstalk_server.net.listeners import Listener, describe, open_listeners, open_web_listener
+from greenstalk_server.net.listeners import Listener, adopt_listeners, describe, open_listeners, open_web_listener
 from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
 from greenstalk_server.preflight import (
@@ -85,13 +90,17 @@ WEB_STOP_TIMEOUT: Final = 1.0
 log = logging.getLogger(__name__)
 
 
-def run(options: Options, environ: Mapping[str, str]) -> None:
-    """Serve with *options* until a signal stops the server; raise StartError if it cannot start."""
+def run(options: Options, environ: Mapping[str, str], placement: Placement | None = None) -> None:
+    """Serve with *options* until a signal stops the server; raise StartError if it cannot start.
+
+    *placement* is that of this process among several, whose parent has opened the sockets; None: there are no others.
+    """
+    parent = ControlSocket(placement.control_fd) if placement is not None else None
     if BUILD.advice:
         log.warning("%s", BUILD.advice)
     if IS_MACOS:
         log.warning("the server is untested on macOS; for production, run it on Linux or in a container")
-    for warning in options.warnings:
+    for warning in options.warnings if placement is None else ():  # the parent logs them
         log.warning("%s", warning)
     hidden = [row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"]
     hide_secrets([*hidden, *secret_variables(options.alerts, options.servers)])
@@ -101,7 +110,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
     certificates = Certificates(options) if options.tls_cert is not None else None
     max_files = raise_file_limit()
     with ExitStack() as at_exit:
-        listeners = [at_exit.enter_context(each) for each in open_listeners(options, environ)]
+        listeners = [at_exit.enter_context(each) for each in _open_listeners(options, environ, placement)]
         refuse_unusable_rules(options, [listener.name for listener in listeners])
         if options.access and options.web_enabled and not options.needs_login:
             log.warning(
@@ -117,18 +126,31 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
         if options.data_dir is not None:
             at_exit.callback(DirectoryLock(options.data_dir).close)
             warn_if_world_writable(options.data_dir)
+            if placement is None:
+                refuse_shards(options.data_dir)
         serve = _serve if options.journal is None else _serve_in_cluster
-        serve(options, environ, _Resources(listeners, factory, certificates, max_files))
+        serve(options, environ, _Resources(listeners, factory, certificates, max_files, parent, placement))
+
+
+def _open_listeners(options: Options, environ: Mapping[str, str], placement: Placement | None) -> Iterator[Listener]:
+    if placement is None:
+        return open_listeners(options, environ)
+    return adopt_listeners(environ, placement.listeners)
 
 
 @dataclass(frozen=True, slots=True)
 class _Resources:
-    """The sockets, certificates and file limit, which are acquired before the journal is read."""
+    """The sockets, certificates and file limit, which are acquired before the journal is read.
+
+    parent, placement   the socket to the parent of this process and its placement, if it is one of several.
+    """
 
     listeners: Sequence[Listener]
     dashboard_factory: DashboardFactory | None
     certificates: Certificates | None
     max_files: int
+    parent: ControlSocket | None
+    placement: Placement | None
 
 
 def _dashboard_factory(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> DashboardFactory:
@@ -145,7 +167,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     policy_file = _PolicyFile(options)
     if resources.dashboard_factory is not None:
         resources.dashboard_factory.settings = lambda: policy_file.settings
-    broker, committer = _recovered_broker(options, clock, policy_file)
+    broker, committer = _recovered_broker(options, clock, policy_file, resources.placement)
     files = DescriptorBudget(resources.max_files, broker.limit_counters)
     server = _server(options, resources, broker, clock, committer, files)
     web_server: WebServer | None = None
@@ -160,9 +182,16 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     if web_server is not None:
         web_server.start()
     _announce(options, resources)
-    notify_manager(READY, environ)
+    if (parent := resources.parent) is None:
+        notify_manager(READY, environ)
+    else:
+        parent.report(CHILD_READY)
+        parent.call_at_end(stopping.set)
     stopping.wait()
-    notify_manager(STOPPING, environ)
+    if parent is None:
+        notify_manager(STOPPING, environ)
+    else:
+        parent.report(CHILD_STOPPING)
     _stop(server, web_server, dashboard)
 
 
@@ -227,6 +256,7 @@ def _server(
         limits=options.limits,
         rules=options.access,
         certificates=resources.certificates,
+        has_siblings=resources.placement is not None,
     )
 
 
@@ -267,16 +297,19 @@ class _PolicyFile:
             log.info(message, self.path, len(self.settings.policies))
 
 
-def _recovered_broker(options: Options, clock: Clock, policy_file: _PolicyFile) -> tuple[Broker, Committer | None]:
+def _recovered_broker(
+    options: Options, clock: Clock, policy_file: _PolicyFile, placement: Placement | None
+) -> tuple[Broker, Committer | None]:
     """Return the broker with the jobs of the journal, and the journal's committer, if there is a journal."""
     if options.data_dir is None:
-        broker = _broker(options, clock, NullJournal(options.journal_file_size), can_evict=False)
+        ids = placement.identity.ids if placement is not None else ONE_SHARD
+        broker = _broker(options, clock, NullJournal(options.journal_file_size), can_evict=False, ids=ids)
         policy_file.apply_to(broker, clock)
         return broker, None
     files = Directory(options.data_dir)
     size = max(options.journal_file_size, MIN_FILE_SIZE)
     journal = JournalWriter(files, size, options.sync_interval_ns, os.urandom)
-    ids = require_identity(options.data_dir, None)
+    ids = require_identity(options.data_dir, placement.identity if placement is not None else None)
     broker = _broker(options, clock, journal, can_evict=True, ids=ids)
     policy_file.apply_to(broker, clock)
     recover(files, broker, journal, clock(), is_strict=options.strict_recovery)
@@ -400,27 +433,11 @@ def _announce(options: Options, resources: _Resources) -> None:
     """Print the version, the build, the addresses and the durability of jobs; log them if the format is JSON."""
     dashboard = resources.dashboard_factory.address if resources.dashboard_factory is not None else "off (--no-web)"
     beanstalk = ", ".join([listener.described() for listener in resources.listeners])
-    facts = {"beanstalk": beanstalk, "dashboard": dashboard, "jobs": _durability(options)}
-    if options.log_format == "json":
+    facts = {"beanstalk": beanstalk, "dashboard": dashboard, "jobs": options.durability}
+    if options.log_format == "json" or resources.parent is not None:
         log.info("serving", extra={"version": __version__, "build": BUILD.name, "pid": os.getpid(), **facts})
         return
     print(f"{PROGRAM} {__version__} ({BUILD.name}), process {os.getpid()}")
     print(f"beanstalk protocol: {facts['beanstalk']}")
     print(f"dashboard: {facts['dashboard']}")
     print(f"jobs: {facts['jobs']}", flush=True)
-
-
-def _durability(options: Options) -> str:
-    if options.journal is not None:
-        where = f"in PostgreSQL as journal {options.journal_name}"
-        return f"kept {where}, and are as safe as that database; one server at a time is active"
-    if options.data_dir is None:
-        return "in memory only; they do not survive a restart"
-    interval = options.sync_interval_ns
-    if interval is None:
-        synced = "the journal is never synced (-F)"
-    elif interval == 0:
-        synced = "each is on disk before it is acknowledged (-f 0)"
-    else:
-        synced = f"on disk within {interval // 1_000_000} ms (-f)"
-    return f"kept in {options.data_dir}, and survive a restart; {synced}"

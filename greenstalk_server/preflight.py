@@ -24,6 +24,7 @@ from greenstalk_server.config.text import quote_value
 from greenstalk_server.config.validation import refuse_equal_passwords
 from greenstalk_server.journal import beanstalkd
 from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.layout import directory_of, has_unfinished_change, require_layout
 from greenstalk_server.journal.lock import LOCK_NAME, directory_error, holder_of
 from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, OtherVersion, decode_segment_header
 from greenstalk_server.journal.segment import name_of, numbers
@@ -174,7 +175,8 @@ def _socket_findings(options: Options, environ: Mapping[str, str]) -> Iterator[S
     names = None if is_before_start else [where.removeprefix(PLAIN_PREFIX) for where in options.listen]
     yield from _attempt(refuse_unusable_rules, options, names)
     if options.web_enabled:
-        yield from _address_findings(options.web_host, options.web_port, of_dashboard)
+        for shard in range(options.processes if options.web_port else 1):
+            yield from _address_findings(options.web_host, options.web_port + shard, of_dashboard)
 
 
 def _address_findings(where: str, port: int, reword: Callable[[StartError], StartError]) -> Iterator[StartError | str]:
@@ -195,7 +197,7 @@ def _journal_findings(options: Options) -> Iterator[StartError | str]:
             if options.user is not None and options.web_enabled:
                 yield from _attempt(require_readable_code, options.user)
             if options.data_dir is not None:
-                yield from _directory_findings(options.data_dir)
+                yield from _data_findings(options.data_dir, options.processes)
     except StartError as error:
         yield error
     if options.journal is not None:
@@ -206,6 +208,23 @@ def _check_database_url(url: str, name: str) -> None:
     with importing_psycopg():
         from greenstalk_server.journal.postgresql.connection import conninfo_of  # noqa: PLC0415  optional dependency
     conninfo_of(url, name)
+
+
+def _data_findings(directory: str, processes: int) -> Iterator[StartError | str]:
+    """Check the directory, and with several processes those of the shards that exist."""
+    errors = list(_directory_findings(directory))
+    yield from errors
+    if errors and not isinstance(errors[0], str):
+        return
+    try:
+        if has_unfinished_change(directory):
+            return
+        yield from _attempt(require_layout, directory, processes)
+    except OSError as error:
+        yield directory_error(directory, f"{error.filename or directory}: {error.strerror}")
+    for shard in range(processes) if processes > 1 else ():
+        if Path(own := directory_of(directory, shard)).exists():
+            yield from _directory_findings(own)
 
 
 def _directory_findings(directory: str) -> Iterator[StartError | str]:

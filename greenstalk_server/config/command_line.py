@@ -21,6 +21,7 @@ from greenstalk_server.config.definitions import DEFINITIONS, LARGEST_JOB_SIZE, 
 from greenstalk_server.config.options import PROGRAM, Options, UsageError, secret_variables
 from greenstalk_server.config.text import quote_value
 from greenstalk_server.config.validation import DATABASE_URL, problems, warnings
+from greenstalk_server.core.jobs.id_sequence import MAX_SHARDS
 
 CONFIG: Final = "config"
 JOURNAL: Final = "journal"
@@ -107,11 +108,28 @@ class JournalImport:
     source: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class JournalReshard:
+    """`journal reshard DIR --processes N`: divide the jobs in *directory* among *shards* processes."""
+
+    directory: str
+    shards: int
+
+
 Answer: TypeAlias = Information | ShowVersion
 """The answer to `-h` or `-v`."""
 
 Command: TypeAlias = (
-    Options | Answer | ShowConfig | CheckConfig | Handover | HashPassword | JournalCheck | JournalExport | JournalImport
+    Options
+    | Answer
+    | ShowConfig
+    | CheckConfig
+    | Handover
+    | HashPassword
+    | JournalCheck
+    | JournalExport
+    | JournalImport
+    | JournalReshard
 )
 
 
@@ -197,13 +215,18 @@ def _parse_journal(argv: Sequence[str]) -> Command:
                 return JournalCheck(directory)
             case ["export", directory, *rest] if (export := _parse_export(directory, rest)) is not None:
                 return export
+            case ["reshard", directory, "--processes", count] if re.fullmatch("[1-9][0-9]{0,3}", count) and (
+                int(count) <= MAX_SHARDS
+            ):
+                return JournalReshard(directory, int(count))
             case ["import", directory]:
                 return JournalImport(directory, None)
             case ["import", directory, source] if source and not source.startswith("-"):
                 return JournalImport(directory, source)
     command = " ".join(map(quote_value, (JOURNAL, *arguments)))
     allowed = (
-        f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [--keep N] [-q]` or `{JOURNAL} import DIR [FILE]`"
+        f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [--keep N] [-q]`, `{JOURNAL} import DIR [FILE]`"
+        f" or `{JOURNAL} reshard DIR --processes N`, with N from 1 to {MAX_SHARDS}"
     )
     raise UsageError(f"{command}: must be {allowed}")
 
@@ -231,6 +254,7 @@ Usage: {PROGRAM} [OPTIONS]
        {PROGRAM} journal export DIR|URL [-o FILE] [-q]
        {PROGRAM} journal export DIR|URL -o BACKUPS --keep N [-q]
        {PROGRAM} journal import DIR|URL [FILE]
+       {PROGRAM} journal reshard DIR --processes N
 
 A job queue that speaks the beanstalk protocol, as a replacement for beanstalkd: same port, same flags, same
 replies, and a dashboard in the same process.
@@ -251,6 +275,9 @@ the contents as JSON lines; -q reports damage only. Both change nothing; a serve
 --keep, an export is a dated file in the directory BACKUPS, and of such files only the newest N are kept.
 `journal import` reads such lines, and creates a journal from them in DIR, which must be empty. URL is a
 database URL, as for --journal; GREENSTALK_JOURNAL_NAME names the journal in that database.
+
+`journal reshard` divides the jobs in the directory DIR among N processes (--processes), or brings them
+together for one. No server may run on DIR. An interrupted run leaves DIR as it was or complete.
 """
 
 UNITS: Final = """\

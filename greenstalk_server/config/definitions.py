@@ -31,6 +31,7 @@ from greenstalk_server.config.types import (
     POLICIES,
     PORT,
     POSTGRESQL_URL,
+    PROCESSES,
     RATE,
     ROLES,
     RULES,
@@ -168,6 +169,14 @@ DEFINITIONS: Final = (
         implies=NEVER,
     ),
     _option(("-s",), "size of one journal file", "journal_file_size", SIZE, "10485760"),
+    _option(
+        ("--processes",),
+        "divide the queue among N processes on this machine, behind one port, each with a part of the tubes; fixed by"
+        " the directory of -b",
+        "processes",
+        PROCESSES,
+        "1",
+    ),
     _option(
         ("--journal",),
         "keep the journal in the PostgreSQL database at URL instead of a directory; of the servers that share it,"

@@ -71,6 +71,7 @@ class Options:
     strict_recovery: bool
     strict_protocol: bool
     extended_stats: bool
+    processes: int
     journal: str | None = field(repr=False)
     journal_name: str
     lease_ns: int
@@ -141,6 +142,23 @@ class Options:
     def value_of(self, field: str) -> Any:
         """Return the value of *field*, a field of DEFINITIONS."""
         return attrgetter(field)(self)
+
+    @property
+    def durability(self) -> str:
+        """Where the jobs are kept, and how safely, for the output at startup."""
+        if self.journal is not None:
+            where = f"in PostgreSQL as journal {self.journal_name}"
+            return f"kept {where}, and are as safe as that database; one server at a time is active"
+        if self.data_dir is None:
+            return "in memory only; they do not survive a restart"
+        interval = self.sync_interval_ns
+        if interval is None:
+            synced = "the journal is never synced (-F)"
+        elif interval == 0:
+            synced = "each is on disk before it is acknowledged (-f 0)"
+        else:
+            synced = f"on disk within {interval // 1_000_000} ms (-f)"
+        return f"kept in {self.data_dir}, and survive a restart; {synced}"
 
     def label_of(self, field: str) -> str:
         """Return the name with which the operator set *field*: `--web-port`, `PORT` or `FILE:LINE: web.port`.

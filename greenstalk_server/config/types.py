@@ -16,6 +16,7 @@ from greenstalk_server.config.tables.config_tables import Tables, one_of
 from greenstalk_server.config.tables.targets import shown_table
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.core.jobs.body_cache import LEAST_LIMIT
+from greenstalk_server.core.jobs.id_sequence import MAX_SHARDS
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, find_errors, parse_policy
 from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
@@ -211,6 +212,13 @@ def _lease_to_json(lease: int) -> object:
     return f"{lease // MILLISECOND}ms" if lease % SECOND else lease // SECOND
 
 
+def _processes(text: str) -> int:
+    count = parse_number(text, maximum=MAX_SHARDS)
+    if not count:
+        raise ValueError(text)
+    return count
+
+
 def _addresses(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
@@ -319,6 +327,7 @@ BOOLEAN: Final = Type(
 PORT: Final = Type(
     partial(parse_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER, metavar="PORT"
 )
+PROCESSES: Final = Type(_processes, f"a whole number of processes, from 1 to {MAX_SHARDS}", _NUMBER, metavar="N")
 COUNT: Final = Type(
     partial(parse_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER, metavar="N"
 )

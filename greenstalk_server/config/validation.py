@@ -15,6 +15,8 @@ from greenstalk_server.core.policies.policy import PolicySet
 DATABASE_URL: Final = "DATABASE_URL"
 """The environment variable of --journal. Other programs use this variable too."""
 
+MAX_PORT: Final = 65535
+
 TOKENS: Final = ("api_token", "api_operator_token", "api_viewer_token", "metrics_token")
 
 SHARED_PASSWORDS: Final = ("operator_password", "viewer_password")
@@ -51,6 +53,7 @@ def problems(options: Options) -> Iterator[UsageError]:
         if options.value_of(field) and not any(options.value_of(other) for other in others):
             yield UsageError(f"{options.label_of(field)}: must not be set without {options.label_of(others[0])}")
     for check in (
+        _refuse_unusable_processes,
         _refuse_open_dashboard,
         _refuse_bad_passwords,
         _refuse_bad_tokens,
@@ -96,6 +99,19 @@ def refuse_equal_passwords(options: Options, password: str | None) -> None:
             raise UsageError(f"{options.label_of(field)}: must differ from the admin password")
     if options.viewer_password and options.viewer_password == options.operator_password:
         raise UsageError(f"{options.label_of('viewer_password')}: must differ from the operator password")
+
+
+def _refuse_unusable_processes(options: Options) -> None:
+    """Raise UsageError if several processes could not have the journal or the ports that they need."""
+    if options.processes == 1:
+        return
+    name = f"{options.label_of('processes')} {options.processes}"
+    if options.journal is not None:
+        raise UsageError(f"{name}: must not be set together with {options.label_of('journal')}: use a directory (-b)")
+    last = options.web_port + options.processes - 1
+    if options.web_enabled and options.web_port and last > MAX_PORT:
+        port = options.label_of("web_port")
+        raise UsageError(f"{name}: each process has a dashboard, the last one on port {last}; lower {port}")
 
 
 def _refuse_open_dashboard(options: Options) -> None:

@@ -49,9 +49,9 @@ class Refusal:
 
     ID_TAKEN    a job with the id of the deleted job exists.
     KEY_TAKEN   another job has the idempotency key or the unique body.
-    DELETED     the changed job is deleted, or the tube whose pause was changed no longer exists.
+    DELETED     the changed job is deleted.
     RESERVED    a client holds the changed job.
-    CHANGED     the changed job, or the pause of the changed tube, is not as the change left it.
+    CHANGED     the changed job is not as the change left it.
     """
 
     MEMORY: Final = -1

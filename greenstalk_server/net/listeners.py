@@ -84,6 +84,12 @@ def open_listeners(options: Options, environ: Mapping[str, str]) -> Iterator[Lis
     yield from _bind_each(options, has_tls)
 
 
+def adopt_listeners(environ: Mapping[str, str], described: Sequence[tuple[str, bool]]) -> Iterator[Listener]:
+    """Yield the listeners that the parent of this process has opened; *described* has the name and TLS of each."""
+    for (sock, _), (name, is_tls) in zip(_inherited(environ), described, strict=True):
+        yield Listener(sock, name, is_tls)
+
+
 def listen(sock: socket.socket) -> None:
     """Start to accept connections to *sock*; raise StartError if another program has begun to listen on the address."""
     try:

@@ -41,6 +41,7 @@ sys.exit(main(sys.argv[1:]))
 
 BECOME_NOBODY = """\
 import encodings.idna, os, pwd, sys
+from greenstalk_server import commands, daemon
 from greenstalk_server.cli import main
 nobody = pwd.getpwnam("nobody")
 os.setgroups([])

@@ -598,7 +598,8 @@ def test_commands_are_parsed(argv: list[str], command: Command) -> None:
 def test_unknown_verb_of_journal_is_refused(argv: list[str]) -> None:
     error = refusal("journal", *argv)
     assert str(error).endswith(
-        ": must be `journal check DIR`, `journal export DIR [-o FILE] [--keep N] [-q]` or `journal import DIR [FILE]`"
+        ": must be `journal check DIR`, `journal export DIR [-o FILE] [--keep N] [-q]`, `journal import DIR [FILE]`"
+        " or `journal reshard DIR --processes N`, with N from 1 to 1024"
     )
     assert error.exit_code == 5
 

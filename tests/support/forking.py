@@ -27,6 +27,8 @@ from typing import Any, Final
 PROGRAMS: Final = ("greenstalk_server", "greenstalkctl")
 IMPORTED: Final = (
     "greenstalk_server.cli",
+    "greenstalk_server.commands",
+    "greenstalk_server.daemon",
     "greenstalk_server.cluster.leadership",
     "greenstalk_server.journal.postgresql.writer",
     "greenstalk_server.web.server",

@@ -249,10 +249,6 @@ class World(BrokerListener):
         """Undo the change of a job, given copies from before and after; return 0 or a Refusal."""
         return self.checked(undoing.revert(self.broker, before, after, before.body or b"", self.now))
 
-    def revert_pause(self, name: bytes, before: int, after: int) -> int:
-        """Undo the change of a pause, given its ends in nanoseconds before and after; return 0 or a Refusal."""
-        return self.checked(undoing.revert_pause(self.broker, name, before, after, self.now))
-
     def state(self, id: int) -> str:
         """Return the state of job *id*, or "deleted"."""
         job = self.broker.jobs.get(id)

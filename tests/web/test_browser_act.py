@@ -13,7 +13,7 @@ from greenstalk_server.web.features.tubes.pages.overview import MAX_TUBES
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, WITH_AND_WITHOUT_SCRIPTS, Clients, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide
 
 LOADED = "#settings:has(#keys-open:not([hidden]))"
 """The menu with the entry that keys.js shows as its last step: from then on the page handles keys."""
@@ -62,38 +62,6 @@ def test_form_shows_the_number_of_matching_tubes(scripted: Tab, daemon: Daemon, 
     assert scripted.page.locator("#act-state").is_visible()
     assert scripted.page.locator("#act-preset").is_hidden()
     assert violations(scripted) == []
-
-
-@WITH_AND_WITHOUT_SCRIPTS
-def test_pause_of_many_tubes_is_undone(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    clients.put(b"x")
-    clients.producer.use(f"{clients.tube}.b")
-    clients.put(b"x")
-    clients.producer.use(clients.tube)
-    clients.producer.pause_tube(clients.tube, 7200)
-    tab.page.goto(daemon.dashboard)
-    tab.page.get_by_text("Act on tubes").click()
-    tab.page.fill("#act-pattern", f"{clients.tube}*")
-    tab.page.select_option("#act-action", "pause")
-    press(tab, "Preview")
-    assert "can be undone for a day, except for tubes that are paused or resumed by then" in tab.page.inner_text("main")
-    press(tab, "Pause 2 tubes")
-    tab.page.get_by_role("button", name="Undo").wait_for()
-    tab.screenshot("pause-task")
-    assert clients.producer.stats_tube(clients.tube)["pause"] == 3600
-    clients.producer.pause_tube(f"{clients.tube}.b", 9)
-    press(tab, "Undo")
-    expect(tab.page.locator("main")).to_contain_text("1 put back")
-    expect(tab.page.locator("main")).to_contain_text(
-        f"1 tube was not put back, because the tube has been paused or resumed since: {clients.tube}.b."
-    )
-    tab.screenshot("pause-undone")
-    assert 7000 < clients.producer.stats_tube(clients.tube)["pause-time-left"] < 7200
-    assert clients.producer.stats_tube(f"{clients.tube}.b")["pause"] == 9
-    tab.page.goto(f"{daemon.dashboard}changes")
-    row = tab.page.get_by_role("row").filter(has_text=f"{clients.tube}*")
-    assert "2 tubes" in row.inner_text() and "undone" in row.inner_text()
-    tab.screenshot("changes")
 
 
 # Shortcuts

@@ -10,18 +10,14 @@ from urllib.parse import urlencode
 import pytest
 from playwright.sync_api import Locator, Page
 
-from greenstalk_server.web.auth.guard import MAX_NAME_LENGTH
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
-from tests.support.daemon import Daemon, environment
+from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, FLAGS, Clients, is_too_wide, press, url_of_module
+from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, url_of_module
 from .wide import LONG, SOLID
 
 VIEWS = [(360, "dark"), (1024, "light"), (1440, "light")]
-
-PASSWORD = "sesame"  # noqa: S105
-LONGEST_NAME = "w" * MAX_NAME_LENGTH
 
 MIN_TARGET = 24
 """Pixels; WCAG 2.2, success criterion 2.5.8. Links within a sentence are exempt there."""
@@ -144,70 +140,27 @@ def wide() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def locked() -> Iterator[str]:
-    """Run a server with a password; return the address of its dashboard."""
-    with Daemon(*FLAGS, environ=environment(GREENSTALK_WEB_PASSWORD=PASSWORD)) as daemon:
-        yield daemon.dashboard
-
-
-def faults(tab: Tab, name: str, width: int, theme: str) -> list[str]:
-    """Return what does not fit, or breaks a rule, on the page in *tab*; take a screenshot."""
-    tab.screenshot(f"{name}-{width}-{theme}")
-    tab.page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
-    found = [
-        *(["too wide"] if is_too_wide(tab) else []),
-        *[f"outside: {one}" for one in tab.page.evaluate(OUTSIDE)],
-        *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
-        *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
-        *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
-    ]
-    if width in (360, 1440):  # one check for each theme
-        found += [f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")]
-    return found
-
-
 @pytest.mark.parametrize(("width", "theme"), VIEWS)
 def test_every_page_fits(chromium: Browser, wide: str, width: int, theme: Any) -> None:
-    problems: dict[str, list[str]] = {}
+    problems: dict[str, list[Any]] = {}
     with chromium.tab(wide, width, color_scheme=theme) as tab:
         for name, path in pages(tab, wide).items():
             tab.page.goto(wide + path)
-            if found := faults(tab, name, width, theme):
+            tab.screenshot(f"{name}-{width}-{theme}")
+            tab.page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
+            found = [
+                *(["too wide"] if is_too_wide(tab) else []),
+                *[f"outside: {one}" for one in tab.page.evaluate(OUTSIDE)],
+                *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
+                *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
+                *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
+            ]
+            if width in (360, 1440):  # one check for each theme
+                found += [f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")]
+            if found:
                 problems[name] = found
         assert problems == {}
         assert [line for line in tab.console if not re.search("status of 40[04]", line)] == []
-        assert tab.elsewhere == []
-
-
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_pages_of_sign_in_and_sessions_fit(chromium: Browser, locked: str, width: int, theme: Any) -> None:
-    problems: dict[str, list[str]] = {}
-
-    def look(name: str) -> None:
-        if found := faults(tab, name, width, theme):
-            problems[name] = found
-
-    with chromium.tab(locked, width, color_scheme=theme) as tab:
-        tab.page.goto(locked)
-        look("login")
-        tab.page.fill("#name", LONGEST_NAME)
-        tab.page.fill("#password", "wrong")
-        press(tab, "Sign in")
-        look("login-wrong")
-        tab.page.fill("#name", LONGEST_NAME)
-        tab.page.fill("#password", PASSWORD)
-        press(tab, "Sign in")
-        tab.page.click("#settings > summary")
-        look("signed-in")
-        tab.page.goto(f"{locked}sessions")
-        assert LONGEST_NAME in tab.page.inner_text("main")
-        look("sessions")
-        tab.page.click("#settings > summary")
-        press(tab, "Sign out")
-        look("signed-out")
-        assert problems == {}
-        assert [line for line in tab.console if "status of 401" not in line] == []
         assert tab.elsewhere == []
 
 

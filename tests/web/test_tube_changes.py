@@ -100,18 +100,12 @@ def test_pause_and_resume_by_pattern(queue: Queue, client: FlaskClient, buried: 
     assert paused(queue) == {"other"}
 
 
-def test_change_of_tubes_says_whether_it_can_be_undone(
+def test_pause_does_not_say_whether_jobs_can_be_put_back(
     queue: Queue, client: FlaskClient, buried: dict[str, list[int]]
 ) -> None:
-    limited, unlimited = "This cannot be undone: ", "This can be undone for a day, except for "
-    shown = [words(client, f"/tubes/change?task={preview(client, '*', key, seconds='9')}") for key in ("pause", "kick")]
-    assert f"{unlimited}tubes that are paused" in shown[0] and f"{unlimited}jobs that are reserved" in shown[1]
     client.application.extensions["dashboard"].saved_changes.limit = 100
-    for key in ("pause", "kick"):
-        id = preview(client, "billing*", key, seconds="60")
-        assert limited in words(client, f"/tubes/change?task={id}")
-        done = run(client, id)
-        assert done.message.startswith(limited) and done.change_number is None
+    assert run(client, preview(client, "billing*", "pause", seconds="60")).message == ""
+    assert run(client, preview(client, "billing*", "kick")).message.startswith("This cannot be undone: ")
 
 
 def test_preset_of_a_pause_by_pattern(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:

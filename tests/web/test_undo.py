@@ -277,7 +277,7 @@ def test_change_that_a_failed_write_would_have_dropped_keeps_its_rows(queue: Que
     def add(size: int) -> SavedChange:
         change = SavedChange(0, "x", "", queue.now, is_deletion=True, has_bodies=True)
         saved_changes.begin(change)
-        saved_changes.add_parts(change, [{"jobs-before": b"x" * size}])
+        saved_changes.add_parts(change, [(b"x" * size, b"")])
         return change
 
     old = add(600)
@@ -591,39 +591,6 @@ def test_deletions_survive_a_restart_of_the_dashboard(queue: Queue, tmp_path: Pa
     undo(queue.app(directory=str(tmp_path)).test_client(), change)
     assert list(queue.broker.jobs) == ids
     assert post(queue.app(directory=str(tmp_path)).test_client(), "/undo", change=change).status_code == 409
-
-
-def test_undo_of_pauses_needs_the_right_to_operate_the_tubes_and_hides_names(queue: Queue, app: Flask) -> None:
-    for tube in ("open.a", "seen", "hidden"):
-        queue.put(tube)
-    app.test_client().post("/api/v1/tubes/pause?pattern=*&dry_run=false", json={"seconds": 600})
-    wait_for_tasks(app)
-    dashboard = app.extensions["dashboard"]
-    (change,) = dashboard.saved_changes._kept.values()
-    rights = Rights(view=frozenset(("open.*", "seen")), operate=frozenset(("open.*",)))
-    with app.app_context():
-        g.principal = Principal("", "", is_admin=False, sees_bodies=True, rights=rights)
-        task = Undo(*changing(queue, dashboard)).start(change.number)
-    task.wait(TIMEOUT)
-    assert task.message == "3 tubes were not put back, because you may not operate them: seen …."
-    assert {name for name, tube in queue.broker.tubes.items() if tube.paused_until} == {b"default", b"seen", b"hidden"}
-    invariants.check(queue.broker)
-
-
-def test_pauses_survive_a_restart_of_the_dashboard_and_missing_ones_are_reported(queue: Queue, tmp_path: Path) -> None:
-    queue.put("mail")
-    app = queue.app(directory=str(tmp_path))
-    app.test_client().post("/api/v1/tubes/pause?pattern=mail&dry_run=false", json={"seconds": 600})
-    app.test_client().post("/api/v1/tubes/resume?pattern=mail&dry_run=false", json={})
-    wait_for_tasks(app)
-    client = queue.app(directory=str(tmp_path)).test_client()
-    resumed, paused = (one["number"] for one in client.get("/api/v1/changes").get_json()["changes"])
-    assert "1 put back" in undo(client, str(resumed))
-    assert queue.broker.tubes[b"mail"].paused_until == queue.now + 600 * SECOND
-    saved_changes_of(client)._rows.write([("pauses", paused, bytes(4), None)], {})
-    assert "1 tube was not put back, because the stored pauses are damaged (part 1 is missing)." in undo(
-        client, str(paused)
-    )
 
 
 def test_missing_part_is_reported(queue: Queue, client: FlaskClient) -> None:

@@ -8,7 +8,6 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.saved_changes import SavedChanges
 from greenstalk_server.web.changes.tasks import Tasks
-from greenstalk_server.web.framework import text
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.saved_data import SavedData
 
@@ -34,8 +33,3 @@ class QueueChanges:
         self._tasks: Tasks = tasks
         self._saved: SavedData = saved
         self._saved_changes: SavedChanges = saved_changes
-
-
-def reasons_lost(tubes: int) -> str:
-    """Return the sentence about *tubes* tubes that were paused without their reason."""
-    return f"{text.counted(tubes, 'tube')} paused without the reason: no room for it."

@@ -1,11 +1,10 @@
-"""Changes of jobs and of pauses that operators made, kept for a day, so that they can be undone (undo.py).
+"""Changes of jobs that operators made, kept for a day, so that they can be undone (undo.py).
 
-A saved change is one deletion, or one change, of any number of jobs, or one change of the pauses of tubes. It contains
-the jobs or pauses as they were before the change and, unless jobs were deleted, as they were after the change. An undo
-compares those after the change with the present ones. They are saved in parts of about PART_SIZE bytes, each one or two
-rows (saved_parts.py), beside one row that describes the change. The rows are in a file of their own, in the database of
-a shared journal, or in memory. Up to PARTS_TOGETHER parts are written together, and are durable when `Recording.flush`
-returns.
+A saved change is one deletion, or one change, of any number of jobs. It contains the jobs as they were before the
+change and, unless they were deleted, as they were after the change. An undo compares the jobs after the change with the
+present jobs. The jobs are saved in parts of about PART_SIZE bytes, each one or two rows in the format of a journal
+segment, beside one row that describes the change. The rows are in a file of their own, in the database of a shared
+journal, or in memory. Up to PARTS_TOGETHER parts are written together, and are durable when `Recording.flush` returns.
 
 The total size and the number of saved changes are bounded. When a bound is reached, the oldest change of the user whose
 changes take most space is dropped, so that a program with an API token does not push out the changes of operators.
@@ -14,31 +13,21 @@ changes take most space is dropped, so that a program with an API token does not
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from greenstalk_server.core.jobs.job import SECOND, Job
-from greenstalk_server.journal.saved_jobs import EncodedJob
+from greenstalk_server.journal.saved_jobs import EncodedJob, SavedJobs, SavedJobsWriter, read_saved_jobs
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
-from greenstalk_server.web.changes.saved_parts import (
-    AFTER,
-    BEFORE,
-    KINDS,
-    PART_SIZE,
-    PAUSES,
-    PartWriter,
-    SavedPart,
-    SavedPause,
-    read_part,
-)
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
@@ -65,6 +54,9 @@ LIFETIME: Final = 24 * 3600 * SECOND
 MAX_SHOWN: Final = 100
 """Changes in a list."""
 
+PART_SIZE: Final = 2**15
+"""Bytes of jobs after which a part ends. Reading a part takes less than two milliseconds, unless a job is larger."""
+
 PARTS_TOGETHER: Final = 32
 """Parts that are written and read together: a megabyte, unless a job is larger."""
 
@@ -78,9 +70,6 @@ DELETED_JOB_SIZE: Final = 128
 CHANGED_JOB_SIZE: Final = 300
 """Approximate bytes of a saved changed job, before and after the change, without its body."""
 
-PAUSE_SIZE: Final = 120
-"""Approximate bytes of the saved pause of a tube."""
-
 ERROR_TIME: Final = 60 * SECOND
 """Nanoseconds after a failed write during which no change is saved."""
 
@@ -89,33 +78,31 @@ ChangeNumber = Annotated[
 ]
 
 HEAD: Final = "change"
-"""Kind of the row that describes a change. The number of each row is the number of its change. The name of a row of a
-part is the position of the part, four bytes, big-endian."""
-
-Noun = Literal["job", "tube"]
-JOB: Final = "job"
-TUBE: Final = "tube"
+BEFORE: Final = "jobs-before"
+AFTER: Final = "jobs-after"
+"""Kinds of rows. The number of a row is the number of its change. The name of a row of jobs is the position of the
+part, four bytes, big-endian.
+"""
 
 log = logging.getLogger(__name__)
 
 
 class SavedChange(msgspec.Struct):
-    """One deletion or change of jobs, or one change of the pauses of tubes.
+    """One deletion or change of jobs.
 
-    number      milliseconds since 1970, or one more than the last number; 0 until a job or a pause has been changed.
+    number      milliseconds since 1970, or one more than the last number; 0 until a job has been changed.
     title       the change, in words.
     by          name of the user; empty without sign-in.
     at          time of the change, nanoseconds.
     is_deletion whether the jobs were deleted.
     has_bodies  whether bodies are saved: those of deleted jobs, or a body that an edit replaced.
-    count, size number of the saved jobs or pauses, and bytes of their parts.
+    jobs, size  number of the saved jobs, and bytes of their parts.
     parts       number of the parts.
     lost        number of changed jobs that were not saved because their bodies could not be read.
     next_part   first part whose jobs are not all put back yet; the jobs of earlier parts are put back.
     next_job    number of jobs of that part that are put back.
     undone_at   time at which the last job was put back; 0 until then.
     is_open     whether the change, or its undo, is still running.
-    noun        JOB, or TUBE if the change is one of pauses; what is said about jobs is then about tubes.
     """
 
     number: int
@@ -124,7 +111,7 @@ class SavedChange(msgspec.Struct):
     at: int
     is_deletion: bool
     has_bodies: bool
-    count: int = msgspec.field(default=0, name="jobs")
+    jobs: int = 0
     size: int = 0
     parts: int = 0
     lost: int = 0
@@ -132,12 +119,6 @@ class SavedChange(msgspec.Struct):
     next_job: int = 0
     undone_at: int = 0
     is_open: bool = False
-    noun: Noun = JOB
-
-    @property
-    def amount(self) -> str:
-        """The number of the saved jobs or tubes: `12 tubes`."""
-        return text.counted(self.count, self.noun)
 
     @property
     def until(self) -> int:
@@ -151,6 +132,19 @@ class SavedChange(msgspec.Struct):
     def is_controlled_by(self, who: Principal) -> bool:
         """Return whether *who* may see and undo the change."""
         return who.is_admin or (who.operates_any and who.name == self.by)
+
+
+class SavedPart(NamedTuple):
+    """The jobs of one part. The tube of each job is an object that only has the tube's name.
+
+    before      the jobs before the change.
+    after       the jobs after the change, by id; empty if they were deleted.
+    damage      what was lost, in words; empty if nothing was.
+    """
+
+    before: list[Job]
+    after: dict[int, Job]
+    damage: str
 
 
 class SavedChanges:
@@ -212,11 +206,6 @@ class SavedChanges:
             _no(why) if why else "This can be undone for a day, except for jobs that are reserved or changed by then."
         )
 
-    def pause_promise(self, tubes: int) -> str:
-        """Return the sentence that says whether a change of the pauses of *tubes* tubes could be undone."""
-        why = self._refusal(tubes * PAUSE_SIZE)
-        return _no(why) if why else "This can be undone for a day, except for tubes that are paused or resumed by then."
-
     def record_deletion(self, title: str, jobs: int, body_bytes: int) -> Recording:
         """Begin to save a deletion of about *jobs* jobs, 0 if unknown, unless it is too large to be undone."""
         size = jobs * DELETED_JOB_SIZE + body_bytes
@@ -231,14 +220,9 @@ class SavedChanges:
         size = jobs * CHANGED_JOB_SIZE + max(0, body_bytes)
         return self._record(title, size, is_deletion=False, has_bodies=body_bytes >= 0)
 
-    def record_pauses(self, title: str, tubes: int) -> Recording:
-        """Begin to save a change of the pauses of *tubes* tubes, unless it is too large to be undone."""
-        return self._record(title, tubes * PAUSE_SIZE, TUBE, is_deletion=False, has_bodies=False)
-
-    def _record(self, title: str, size: int, noun: Noun = JOB, *, is_deletion: bool, has_bodies: bool) -> Recording:
+    def _record(self, title: str, size: int, *, is_deletion: bool, has_bodies: bool) -> Recording:
         refusal = self._refusal(size) if self._kept is not None else "the changes of the previous run are not read yet"
-        who, now = principal().name, self._clock()
-        change = SavedChange(0, title, who, now, is_deletion, has_bodies, is_open=True, noun=noun)
+        change = SavedChange(0, title, principal().name, self._clock(), is_deletion, has_bodies, is_open=True)
         return Recording(self, change, refusal, is_promised=size > 0)
 
     def _refusal(self, size: int) -> str:
@@ -275,26 +259,29 @@ class SavedChanges:
         """Yield up to PARTS_TOGETHER parts from *first* on; raise OSError. Switches."""
         names = [_name(part) for part in range(first, min(first + PARTS_TOGETHER, change.parts))]
         rows = {kind: self._read_rows(kind, change, names) for kind in _kinds(change)}
-        for at, name in enumerate(names, first):
-            yield read_part({kind: found.pop(name, b"") for kind, found in rows.items()}, at)
+        for at, name in enumerate(names):
+            before, after = _read(rows[BEFORE].pop(name, b""), first + at), SavedJobs([], "")
+            if not change.is_deletion:
+                after = _read(rows[AFTER].pop(name, b""), first + at)
+            yield SavedPart(before.jobs, {job.id: job for job in after.jobs}, before.damage or after.damage)
 
     def _read_rows(self, kind: str, change: SavedChange, names: list[bytes]) -> dict[bytes, bytes]:
         rows = run_in_thread(self._rows.read, kind, change.number, change.number, names)
         return {name: data for _, name, data in rows}
 
-    def add_parts(self, change: SavedChange, parts: Sequence[Mapping[str, bytes]]) -> None:
+    def add_parts(self, change: SavedChange, parts: Sequence[tuple[bytes, bytes]]) -> None:
         """Write *parts*, the next ones of *change*, durably; raise OSError, or TooLarge. Switches.
 
-        A part has its rows by kind.
+        A part has the jobs before, and, unless they were deleted, after the change.
         """
         assert self._kept is not None
-        size, first = sum([len(data) for part in parts for data in part.values()]), change.parts
+        size, first = sum([len(before) + len(after) for before, after in parts]), change.parts
         dropped = self._make_room(change, size)
         change.size += size
         change.parts += len(parts)
         changes = [_head(change)]
         for at, part in enumerate(parts, first):
-            changes += [(kind, change.number, _name(at), data) for kind, data in part.items()]
+            changes += [(kind, change.number, _name(at), data) for kind, data in zip(_KINDS, part, strict=True) if data]
         for one in dropped:
             changes += _without(one)
         self._dropping.update(numbers := {one.number for one in dropped})
@@ -367,7 +354,7 @@ class SavedChanges:
         before = min([next(iter(self._kept or ()), 1), *self._dropping]) - 1
         try:
             # a database may contain parts of a failed write
-            run_in_thread(self._rows.write, changes, dict.fromkeys((HEAD, *KINDS), before))
+            run_in_thread(self._rows.write, changes, dict.fromkeys((HEAD, *_KINDS), before))
         except OSError as error:
             self._note(error)
             raise
@@ -383,7 +370,7 @@ class TooLarge(Exception):
 
 
 class Recording:
-    """The jobs or the pauses of one saved change, while they are changed.
+    """The jobs of one saved change, while they are changed.
 
     Invariant: the jobs that `encode` and `add` name are changed in between, without a switch.
 
@@ -398,8 +385,9 @@ class Recording:
         self._is_promised: bool = is_promised
         self._change: SavedChange = change
         self._changes: SavedChanges = changes
-        self._part: PartWriter = PartWriter()
-        self._finished: list[PartWriter] = []
+        self._before: SavedJobsWriter = _new_writer()
+        self._after: SavedJobsWriter = _new_writer()
+        self._finished: list[tuple[SavedJobsWriter, SavedJobsWriter]] = []
         self._size: int = 0
 
     @property
@@ -419,9 +407,9 @@ class Recording:
         """
         if not self.is_active:
             return None
-        if self._change.has_bodies and body is None:
-            return None
-        return self._part.encode(job, body if self._change.has_bodies else None)
+        if not self._change.has_bodies:
+            return self._before.encode_without_body(job)
+        return None if body is None else self._before.encode(job, body)
 
     def add(self, before: EncodedJob | None, after: Job | None = None) -> None:
         """Add a deleted job, or a changed job with its state *after* the change.
@@ -433,28 +421,18 @@ class Recording:
         if before is None:
             self._change.lost += 1
             return
-        self._begin()
-        self._part.add(before, after)
-        if self._part.size >= PART_SIZE:
-            self._finish_part()
-
-    def add_pause(self, pause: SavedPause) -> None:
-        """Add the pause of a tube, which has been changed."""
-        if not self.is_active:
-            return
-        self._begin()
-        self._part.add_pause(pause)
-        if self._part.size >= PART_SIZE:
-            self._finish_part()
-
-    def _begin(self) -> None:
         if not self._change.number:
             self._changes.begin(self._change)
+        self._before.add(before)
+        if after is not None:
+            self._after.add(self._after.encode_result(after))
+        if self._before.size + self._after.size >= PART_SIZE:
+            self._finish_part()
 
     def _finish_part(self) -> None:
-        self._finished.append(self._part)
-        self._size += self._part.size
-        self._part = PartWriter()
+        self._finished.append((self._before, self._after))
+        self._size += self._before.size + self._after.size
+        self._before, self._after = _new_writer(), _new_writer()
 
     @property
     def is_full(self) -> bool:
@@ -468,7 +446,7 @@ class Recording:
         """
         self._write()
         if self.is_active and not self.stopped and (why := self._changes.room_refusal(MAX_WRITE)):
-            self.stopped = f"No more changed {self._change.noun}s can be stored: {why}."
+            self.stopped = f"No more changed jobs can be stored: {why}."
         return self.stopped
 
     def _write(self) -> None:
@@ -476,25 +454,25 @@ class Recording:
 
         A change that is too large to be undone, and was not promised to be, is no longer saved.
         """
-        if self._part.count:
+        if self._before.jobs:
             self._finish_part()
         if not self._finished:
             return
         finished, size, self._finished, self._size = self._finished, self._size, [], 0
-        count, noun = sum([part.count for part in finished]), self._change.noun
-        self._change.count += count
+        jobs = sum([before.jobs for before, _ in finished])
+        self._change.jobs += jobs
         try:
             parts = run_in_thread(_encoded, finished) if size > PART_SIZE else _encoded(finished)
             self._changes.add_parts(self._change, parts)
         except (OSError, TooLarge) as error:
-            self._change.count -= count
+            self._change.jobs -= jobs
             limit = text.rough_size(self._changes.limit)
-            why = f"the {noun}s have more than {limit}" if isinstance(error, TooLarge) else str(error)
+            why = f"the jobs have more than {limit}" if isinstance(error, TooLarge) else str(error)
             if isinstance(error, TooLarge) and not self._is_promised:
                 self.refusal = why
                 self._changes.drop(self._change)
             else:
-                self.stopped = f"The last {text.counted(count, f'changed {noun}')} cannot be put back: {why}."
+                self.stopped = f"The last {text.counted(jobs, 'changed job')} cannot be put back: {why}."
 
     @property
     def outcome(self) -> str:
@@ -545,11 +523,12 @@ def _place_of(change: SavedChange) -> int:
     return 1
 
 
+_KINDS: Final = (BEFORE, AFTER)
+
+
 def _kinds(change: SavedChange) -> tuple[str, ...]:
     """Return the kinds of the rows of each part of *change*."""
-    if change.noun == TUBE:
-        return (PAUSES,)
-    return (BEFORE,) if change.is_deletion else (BEFORE, AFTER)
+    return (BEFORE,) if change.is_deletion else _KINDS
 
 
 def _head(change: SavedChange) -> Change:
@@ -567,8 +546,19 @@ def _name(part: int) -> bytes:
     return part.to_bytes(4, "big")
 
 
-def _encoded(parts: list[PartWriter]) -> list[dict[str, bytes]]:
-    return [part.rows() for part in parts]
+def _new_writer() -> SavedJobsWriter:
+    return SavedJobsWriter(secrets.token_bytes(4))
+
+
+def _encoded(parts: list[tuple[SavedJobsWriter, SavedJobsWriter]]) -> list[tuple[bytes, bytes]]:
+    return [(before.data(), after.data() if after.jobs else b"") for before, after in parts]
+
+
+def _read(data: bytes, part: int) -> SavedJobs:
+    """Return the jobs of a row of the part *part*, which is missing if *data* is empty. May switch."""
+    if not data:
+        return SavedJobs([], f"part {part + 1} is missing")
+    return run_in_thread(read_saved_jobs, data) if len(data) > 2 * PART_SIZE else read_saved_jobs(data)
 
 
 def _no(why: str) -> str:

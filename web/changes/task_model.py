@@ -11,7 +11,7 @@ from greenstalk_server.web.changes.saved_changes import ChangeNumber
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Progress, TaskKind
 from greenstalk_server.web.changes.tasks import Task as RunningTask
 from greenstalk_server.web.changes.tube_changes import CountedTubes
-from greenstalk_server.web.changes.undo import Refused
+from greenstalk_server.web.changes.undo import RefusedJobs
 from greenstalk_server.web.framework.api.router import set_location
 from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel, TubeName, instant, model_of
 
@@ -61,7 +61,7 @@ class Task(ResponseModel):
         ChangeNumber | None, Meta(description="The change that the task made; null if it cannot be undone.")
     ]
     refused: Annotated[
-        list[Refused] | None, Meta(description="Jobs or tubes that an undo did not put back; null for other tasks.")
+        list[RefusedJobs] | None, Meta(description="Jobs that an undo did not put back; null for other tasks.")
     ]
     tubes: Annotated[
         CountedTubes | None, Meta(description="The counts of a change of many tubes; null for other tasks.")

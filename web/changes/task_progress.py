@@ -9,7 +9,6 @@ from flask import current_app
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.live.hub import State
 
 
@@ -43,10 +42,7 @@ def live_state(task: Task, now: int) -> State:
     macros: Any = current_app.jinja_env.get_template("task_parts.html").module
     return {
         "fields": shown,
-        "parts": {
-            "task-progress": str(macros.progress(shown)).strip(),
-            "task-undo": str(macros.undo(task, principal())).strip(),
-        },
+        "parts": {"task-progress": str(macros.progress(shown)).strip()},
         "shown": {
             "task-running": task.is_running,
             "task-ended": not task.is_running,

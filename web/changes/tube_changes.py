@@ -22,9 +22,8 @@ from greenstalk_server.core.operations import editing
 from greenstalk_server.core.tube_names import to_regex
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.changes.operations import kick_slice, to_nanoseconds
-from greenstalk_server.web.changes.queue_changes import QueueChanges, reasons_lost
+from greenstalk_server.web.changes.queue_changes import QueueChanges
 from greenstalk_server.web.changes.saved_changes import Recording
-from greenstalk_server.web.changes.saved_parts import SavedPause
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
@@ -126,7 +125,7 @@ class CountedTubes(ResponseModel):
     sample: Annotated[list[AffectedTube], Meta(description=f"Up to {SAMPLE_SIZE} of them, most jobs first.")]
     undo: Annotated[
         str | None,
-        Meta(description="Of a dry run: whether the change can be undone, as a sentence; otherwise null."),
+        Meta(description="Of the dry run of a kick: whether it can be undone, as a sentence; otherwise null."),
     ]
     run: Annotated[str | None, Meta(description="Id of the task that makes the change; null if it has not started.")]
 
@@ -162,7 +161,7 @@ class TubePlan:
     def counted(self, promise: str | None) -> CountedTubes:
         """Return the tubes found so far; the sample has those that the principal may see.
 
-        *promise* says whether the change can be undone; None for a run.
+        *promise* says whether the change can be undone; None for a change without jobs, and for a run.
         """
         sample = sorted(self.sample, key=lambda one: (-one[0], one[1]))
         return CountedTubes(
@@ -206,7 +205,7 @@ class TubeChanges(QueueChanges):
             plan,
             lambda task: self._count(task, plan),
             kind="tubes-dry-run",
-            details=lambda: {"tubes": plan.counted(self.promise(plan))},
+            details=lambda: {"tubes": plan.counted(self._promise(plan))},
             endpoint="tube_change",
             noun="tube",
             facts=plan.facts,
@@ -229,11 +228,6 @@ class TubeChanges(QueueChanges):
         match = "matches" if len(plan.tubes) == 1 else "match"
         return self._start(f"{plan.title} that {match} {plan.pattern}", plan, is_counted=True)
 
-    def promise(self, plan: TubePlan) -> str:
-        """Return the sentence that says whether the change could be undone."""
-        saved = self._saved_changes
-        return saved.change_promise(plan.jobs) if plan.change.key == KICK else saved.pause_promise(len(plan.tubes))
-
     def _start(self, title: str, plan: TubePlan, *, is_counted: bool) -> Task:
         task = self._tasks.start(
             title,
@@ -248,6 +242,10 @@ class TubeChanges(QueueChanges):
         )
         plan.run = task.id
         return task
+
+    def _promise(self, plan: TubePlan) -> str | None:
+        """Return the sentence that says whether the change could be undone; None for a change of no jobs."""
+        return self._saved_changes.change_promise(plan.jobs) if plan.change.key == KICK else None
 
     def _count(self, task: Task, plan: TubePlan) -> None:
         """Find the tubes of *plan*. Switches."""
@@ -279,11 +277,7 @@ class TubeChanges(QueueChanges):
         details |= plan.change.audit_details()
         self._audit.note("tubes/run", **details, counted=len(plan.tubes))
         changed = _Changed()
-        saved = self._saved_changes
-        if plan.change.key == KICK:
-            recording = saved.record_change(task.title, plan.jobs)
-        else:
-            recording = saved.record_pauses(task.title, len(plan.tubes))
+        recording = self._saved_changes.record_change(task.title, plan.jobs)
         try:
             self._change(task, plan, changed, recording)
             self._commit_or_fail(task)
@@ -291,8 +285,9 @@ class TubeChanges(QueueChanges):
             self._commit()
             raise
         finally:
-            task.change_number = recording.close()
-            task.message = f"{task.message} {recording.outcome}".strip()
+            if plan.change.key == KICK:  # the other actions change no jobs
+                task.change_number = recording.close()
+                task.message = f"{task.message} {recording.outcome}".strip()
             counts = {"tubes": changed.tubes} | ({"jobs": changed.jobs} if plan.change.key == KICK else {})
             self._audit.note("tubes/end", **details, **counts)
             self._saved.save()
@@ -322,7 +317,9 @@ class TubeChanges(QueueChanges):
         if task.skipped:
             task.message = f"{text.counted(task.skipped, 'tube')} skipped: deleted since, or you may not operate them."
         if changed.without_reason:
-            task.message += f" {reasons_lost(changed.without_reason)}"
+            task.message += (
+                f" {text.counted(changed.without_reason, 'tube')} paused without the reason: no room for it."
+            )
         task.message = task.message.strip()
 
     def _apply(
@@ -338,12 +335,10 @@ class TubeChanges(QueueChanges):
                 yield kicked
                 task.checkpoint()
             return
-        now, name, before = self._clock(), tube.name, tube.paused_until
-        reason = self._saved.reason(name.decode(), before)
+        now, name = self._clock(), tube.name
         editing.pause_tube(self._broker, name, to_nanoseconds(change.seconds) if change.key == PAUSE else 0, now)
         self._saved.set_reason(name.decode(), change.reason, tube.paused_until, now)
         changed.without_reason += self._saved.reason(name.decode(), tube.paused_until) != change.reason
-        recording.add_pause(SavedPause(name.decode(), before, tube.paused_until, reason))
         yield 1
 
     def _commit_or_fail(self, task: Task) -> None:

@@ -1,11 +1,10 @@
-"""Undo: a task that puts the jobs or the pauses of a saved change back, as they were before the change.
+"""Undo: a task that puts the jobs of a saved change back, as they were before the change.
 
 A deleted job is restored with its id. A changed job gets its former fields and its history back, if nothing has changed
-it since. A tube gets its former pause back, if nobody has changed the pause since. A job or a tube that cannot be put
-back is counted with the reason, and the others are put back. A change is undone once. An undo that was cancelled, that
-had no room, or that a crash ended, can be continued: the position is in memory, and is saved after each megabyte, once
-its jobs are durable. So if the server crashes between two saves, up to a megabyte of deleted jobs may come back a
-second time, although workers have finished them since.
+it since. A job that cannot be put back is counted with the reason, and the other jobs are put back. A change is undone
+once. An undo that was cancelled, that had no room, or that a crash ended, can be continued: the position is in memory,
+and is saved after each megabyte, once its jobs are durable. So if the server crashes between two saves, up to a
+megabyte of deleted jobs may come back a second time, although workers have finished them since.
 """
 
 from __future__ import annotations
@@ -19,22 +18,20 @@ from msgspec import Meta
 from werkzeug.exceptions import Conflict, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.jobs.job import Job
-from greenstalk_server.core.operations.undoing import revert, revert_pause, undelete
+from greenstalk_server.core.operations.undoing import revert, undelete
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.web.changes.queue_changes import QueueChanges, reasons_lost
-from greenstalk_server.web.changes.saved_changes import TUBE, SavedChange
-from greenstalk_server.web.changes.saved_parts import SavedPart, SavedPause
+from greenstalk_server.web.changes.queue_changes import QueueChanges
+from greenstalk_server.web.changes.saved_changes import SavedChange, SavedPart
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskFailed
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.api.values import Count, JobId, ResponseModel, TubeName
+from greenstalk_server.web.framework.api.values import Count, JobId, ResponseModel
 from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies, never_wants_body
 
 SAMPLE_SIZE: Final = 10
-"""Job ids or tubes shown for each reason."""
+"""Job ids shown for each reason."""
 
 _DAMAGED: Final = "the stored jobs are damaged"
 _FORBIDDEN: Final = "you may not operate their tubes"
-_FORBIDDEN_TUBES: Final = "you may not operate them"
 _UNREADABLE: Final = "the body cannot be read back from the disk"
 
 _REASONS: Final = {
@@ -48,66 +45,44 @@ _REASONS: Final = {
 }
 """The reason for each refusal. All refusals that are not listed are limits of the server."""
 
-_TUBE_REASONS: Final = {
-    Refusal.DELETED: "the tube no longer exists",
-    Refusal.CHANGED: "the tube has been paused or resumed since",
-}
-"""The reason for each refusal of a pause that is not a limit of the server."""
-
 _LIMITED: Final = "a limit of the server is reached"
 
 
-class Refused(ResponseModel):
-    """Jobs, or tubes with their pauses, that were not put back."""
+class RefusedJobs(ResponseModel):
+    """Jobs that were not put back."""
 
     reason: str
     jobs: Count
     sample: Annotated[list[JobId], Meta(description="Some of their ids.")]
-    tubes: Count
-    tube_sample: Annotated[list[TubeName], Meta(description="Some of the tubes.")]
 
 
 class UndoTask:
     """The undo of *change*.
 
-    refused         jobs or tubes that were not put back, by reason.
-    without_reason  tubes paused without their reason, for which there was no room.
+    refused     jobs that were not put back, by reason.
     """
 
     def __init__(self, change: SavedChange) -> None:
         self.change: SavedChange = change
-        self.refused: dict[str, Refused] = {}
-        self.without_reason: int = 0
+        self.refused: dict[str, RefusedJobs] = {}
 
-    def refuse(self, item: int | str, reason: str) -> None:
-        """Count a job, by its id, or a tube, by its name or an empty text, that is not put back."""
-        found = self.refused.setdefault(reason, Refused(reason=reason, jobs=0, sample=[], tubes=0, tube_sample=[]))
-        if isinstance(item, int):
-            found.jobs += 1
-            found.sample = [*found.sample, item][:SAMPLE_SIZE]
-        else:
-            found.tubes += 1
-            found.tube_sample = [*found.tube_sample, *([item] if item else [])][:SAMPLE_SIZE]
-
-    @property
-    def skipped(self) -> int:
-        """Number of the jobs or tubes that were not put back."""
-        return sum([one.jobs + one.tubes for one in self.refused.values()])
+    def refuse(self, id: int, reason: str) -> None:
+        """Count a job that is not put back."""
+        found = self.refused.setdefault(reason, RefusedJobs(reason=reason, jobs=0, sample=[]))
+        found.jobs += 1
+        if len(found.sample) < SAMPLE_SIZE:
+            found.sample.append(id)
 
     @property
     def message(self) -> str:
-        """The jobs or tubes that were not put back, in words."""
-        sentences = []
-        for one in self.refused.values():
-            count, sample = one.jobs + one.tubes, [*one.sample, *one.tube_sample]
-            shown = f": {', '.join(map(str, sample))}{' …' if count > len(sample) else ''}" if sample else ""
-            sentences.append(
-                f"{text.counted(count, self.change.noun)} {'was' if count == 1 else 'were'} not put back, because"
-                f" {one.reason}{shown}."
-            )
-        if self.without_reason:
-            sentences.append(reasons_lost(self.without_reason))
-        return " ".join(sentences)
+        """The jobs that were not put back, in words."""
+        return " ".join(
+            [
+                f"{text.counted(one.jobs, 'job')} {'was' if one.jobs == 1 else 'were'} not put back, because"
+                f" {one.reason}: {', '.join(map(str, one.sample))}{' …' if one.jobs > len(one.sample) else ''}."
+                for one in self.refused.values()
+            ]
+        )
 
 
 class Undo(QueueChanges):
@@ -139,16 +114,15 @@ class Undo(QueueChanges):
             details=lambda: {"refused": list(subject.refused.values())},
             back=lambda: url_for("overview"),
             verb="put back",
-            noun=change.noun,
-            facts=(Fact("Deleted" if change.is_deletion else "Changed", f"{change.amount}{by}"),),
+            facts=(Fact("Deleted" if change.is_deletion else "Changed", f"{text.counted(change.jobs, 'job')}{by}"),),
         )
         change.is_open = True
         return task
 
     def _work(self, task: Task, subject: UndoTask) -> None:
-        """Put the jobs or the pauses back, and write the audit entries. Switches."""
+        """Put the jobs back, and write the audit entries. Switches."""
         change = subject.change
-        task.total = task.matched = change.count
+        task.total = task.matched = change.jobs
         details: dict[str, str | int] = {"task": task.id, "change": change.number, "title": change.title}
         self._audit.note("undo/run", **details)
         try:
@@ -160,9 +134,8 @@ class Undo(QueueChanges):
         finally:
             change.is_open = False
             task.message = subject.message
-            task.skipped = subject.skipped
-            self._audit.note("undo/end", **details, **{f"{change.noun}s": task.done}, refused=task.skipped)
-            self._saved.save()
+            task.skipped = sum([one.jobs for one in subject.refused.values()])
+            self._audit.note("undo/end", **details, jobs=task.done, refused=task.skipped)
 
     def _put_back(self, task: Task, subject: UndoTask) -> None:
         """Put the jobs of the next parts back, and save the position. Switches.
@@ -176,17 +149,14 @@ class Undo(QueueChanges):
             raise TaskFailed("The server is draining. Start the undo again for the rest.")
         for part in self._saved_changes.read(change, change.next_part):
             if part.damage:
-                if change.noun == TUBE:
-                    subject.refuse("", f"the stored pauses are damaged ({part.damage})")
-                else:
-                    subject.refuse(0, f"{_DAMAGED} ({part.damage})")
+                subject.refuse(0, f"{_DAMAGED} ({part.damage})")
             try:
-                for item, reason in self._undo_part(task, subject, part):
+                for id, reason in self._undo_part(task, part, change):
                     change.next_job += 1
                     task.done += not reason
                     task.scanned += 1
                     if reason:
-                        subject.refuse(item, reason)
+                        subject.refuse(id, reason)
             except TaskFailed:
                 with suppress(OSError, TaskFailed):  # the position is in memory
                     self._save(change)
@@ -200,11 +170,8 @@ class Undo(QueueChanges):
             raise TaskFailed("The disk does not keep up: the last jobs may not survive a crash.")
         self._saved_changes.save(change)
 
-    def _undo_part(self, task: Task, subject: UndoTask, part: SavedPart) -> Iterator[tuple[int | str, str]]:
-        """Put the next jobs or pauses of *part* back; yield each id or tube, and the reason if it stays. Switches."""
-        change = subject.change
-        if change.noun == TUBE:
-            return self._revert_pauses(task, subject, part.pauses[change.next_job :])
+    def _undo_part(self, task: Task, part: SavedPart, change: SavedChange) -> Iterator[tuple[int, str]]:
+        """Put the next jobs of *part* back; yield each id, and the reason if the job is not put back. Switches."""
         jobs = part.before[change.next_job :]
         if change.is_deletion:
             return self._undelete(task, jobs)
@@ -241,27 +208,6 @@ class Undo(QueueChanges):
                 yield id, _UNREADABLE
             else:
                 yield id, self._reason(revert(self._broker, former, after, body or b"", self._clock()))
-
-    def _revert_pauses(self, task: Task, subject: UndoTask, pauses: list[SavedPause]) -> Iterator[tuple[str, str]]:
-        """Give tubes their former *pauses*; yield each tube, and the reason if its pause stays. Switches.
-
-        The name of a tube that the principal may not see is empty.
-        """
-        for one in pauses:
-            name = one.tube.encode()
-            if not task.who.operates(name):
-                yield one.tube if task.who.sees(name) else "", _FORBIDDEN_TUBES
-                continue
-            if (error := self._broker.journal.write_error) is not None:
-                raise TaskFailed(f"The journal cannot be written: {error}. Start the undo again for the rest.")
-            now = self._clock()
-            refusal = revert_pause(self._broker, name, one.before, one.after, now)
-            if not refusal:
-                reason = one.reason if one.before > now else ""
-                self._saved.set_reason(one.tube, reason, one.before, now)
-                subject.without_reason += self._saved.reason(one.tube, one.before) != reason
-            yield one.tube, _TUBE_REASONS.get(refusal, _LIMITED) if refusal else ""
-            task.pace.yield_if_due()
 
     def _reason(self, refusal: int) -> str:
         """Return the reason in words; empty if *refusal* is 0. Raise TaskFailed if the journal refuses the job."""

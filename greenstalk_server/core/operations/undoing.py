@@ -1,11 +1,10 @@
-"""The undo of deletions and changes of jobs, and of pauses, for an operator. Pure."""
+"""The undo of deletions and changes of jobs, for an operator. Pure."""
 
 from __future__ import annotations
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.operations.editing import pause_tube
 from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.policies.policy import UniqueFor
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, key_of
@@ -85,31 +84,6 @@ def revert(broker: Broker, before: Job, after: Job, body: bytes, now: int) -> in
     refusal = _revert_in(broker, job, before, tube, body, now)
     broker.drop_if_unneeded(tube)
     return refusal
-
-
-def revert_pause(broker: Broker, name: bytes, before: int, after: int, now: int) -> int:
-    """Pause the tube *name* until *before*, or end its pause if that time has passed; return 0 or a Refusal.
-
-    *before* and *after* are the ends of its pause before and after the change to undo; 0 without a pause. The pause
-    must be as it was before or after the change, except that it may be over. The end of a pause drops an empty tube,
-    so a tube that does not exist is created if its former pause is not over. A refusal changes nothing.
-    """
-    is_paused = before > now
-    if name not in broker.tubes:
-        if not (is_paused and after <= now and broker.keeps_pauses):
-            return Refusal.DELETED
-        if broker.quotas is not None:
-            refusal = broker.quotas.refuse_tube(len(broker.tubes))
-            if refusal:
-                return refusal
-    else:
-        present = broker.tubes[name].paused_until
-        if present not in (before, after) and max(present, after) > now:
-            return Refusal.CHANGED
-    tube = broker.tube(name)
-    if is_paused or tube.paused_until:
-        pause_tube(broker, name, before - now if is_paused else 0, now)
-    return 0
 
 
 def _is_as_left(job: Job, after: Job) -> bool:

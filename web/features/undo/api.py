@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from greenstalk_server.config.tables.roles import OPERATOR
-from greenstalk_server.web.changes.saved_changes import JOB, TUBE, ChangeNumber, SavedChange, SavedChanges
+from greenstalk_server.web.changes.saved_changes import ChangeNumber, SavedChange, SavedChanges
 from greenstalk_server.web.changes.task_model import BUSY, Task, started_task
 from greenstalk_server.web.changes.undo import Undo
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -15,7 +15,7 @@ from greenstalk_server.web.framework.api.values import Count, Instant, ResponseM
 
 
 class Change(ResponseModel):
-    """A change or a deletion of jobs, or a change of the pauses of tubes, by an operator."""
+    """A change or a deletion of jobs by an operator."""
 
     number: ChangeNumber
     title: Annotated[str, Meta(description="The change, in words.")]
@@ -24,9 +24,8 @@ class Change(ResponseModel):
     until: Annotated[Instant, Meta(description="The time until which it can be undone, unless it is dropped earlier.")]
     is_deletion: Annotated[bool, Meta(description="The jobs were deleted.")]
     jobs: Annotated[Count, Meta(description="Jobs that can be put back.")]
-    tubes: Annotated[Count, Meta(description="Tubes whose pauses can be put back.")]
     lost: Annotated[Count, Meta(description="Jobs that cannot be put back, because their bodies could not be read.")]
-    undone_at: Annotated[Instant | None, Meta(description="When the jobs or pauses were put back.")]
+    undone_at: Annotated[Instant | None, Meta(description="When the jobs were put back.")]
 
 
 class ChangeList(ResponseModel):
@@ -36,7 +35,7 @@ class ChangeList(ResponseModel):
 
 
 class ChangesEndpoints:
-    """Your changes of jobs and of pauses in the last day (for admins, the changes of all users), and their undo."""
+    """Your changes of jobs in the last day (for admins, the changes of all users), and their undo."""
 
     def __init__(self, saved_changes: SavedChanges, undo: Undo) -> None:
         self._saved_changes: SavedChanges = saved_changes
@@ -55,10 +54,9 @@ class ChangesEndpoints:
         errors=BUSY | {404: "There is no such change.", 409: "It is undone already, or still running."},
     )
     def undo_change(self, number: ChangeNumber) -> Task:
-        """Put the jobs or pauses of a change back as they were before, as a task: deleted jobs with their former ids.
+        """Put the jobs of a change back as they were before, as a task: deleted jobs with their former ids.
 
-        A change can be undone only once. `refused` lists the jobs and tubes that are not put back, with the reason. A
-        tube is not put back if it no longer exists, or has been paused or resumed since. A changed job
+        A change can be undone only once. `refused` lists the jobs that are not put back, with the reason. A changed job
         is not put back if it has been deleted, reserved or changed since; a deleted job is not put back if a job with
         its id exists.
         Neither is put back if another job has the idempotency key or the unique body, or if a limit or a cap of the
@@ -75,8 +73,7 @@ def _model(one: SavedChange) -> Change:
         at=instant(one.at),
         until=instant(one.until),
         is_deletion=one.is_deletion,
-        jobs=one.count if one.noun == JOB else 0,
-        tubes=one.count if one.noun == TUBE else 0,
+        jobs=one.jobs,
         lost=one.lost,
         undone_at=instant(one.undone_at) if one.undone_at else None,
     )

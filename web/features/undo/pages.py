@@ -28,7 +28,7 @@ class ChangePages:
     @open_to(OPERATOR)
     def page(self) -> str:
         """`/changes`: the changes that the principal may undo, or has undone."""
-        rows = [(one, text.time_tag(one.at)) for one in self._saved_changes.newest()]
+        rows = [(one, text.time_tag(one.at), text.counted(one.jobs, "job")) for one in self._saved_changes.newest()]
         return render_template("changes.html", changes=rows)
 
     @open_to(OPERATOR)

@@ -81,7 +81,6 @@ class TubeChangePages:
             "tube_change.html",
             task=task,
             plan=plan,
-            promise=self._changes.promise(plan),
             rows=rows,
             max_reasons=MAX_REASONS,
             jobs=text.counted(plan.jobs, plan.change.jobs_noun),

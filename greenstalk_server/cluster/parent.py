@@ -1,0 +1,437 @@
+"""The parent of several processes: starts one for each shard, restarts those that die, and passes on signals.
+
+It holds the listening sockets and the lock of the data directory, but no job and no connection. It imports neither
+gevent nor the server, and it has one thread. Each child is the same program with the same arguments. It accepts from
+the sockets that all share, so a connection that waits to be accepted survives the death of a child.
+
+The parent keeps its privileges, as it needs them to restart a child. The children drop theirs (-u).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NoReturn, Protocol
+
+from greenstalk_server import BUILD, __version__
+from greenstalk_server.cluster.placement import FAILED, MAX_REPORT, PLACEMENT, READY, STOPPING, Placement
+from greenstalk_server.config.definitions import DEFINITIONS
+from greenstalk_server.config.options import PROGRAM, Options, secret_variables
+from greenstalk_server.journal.layout import directory_of, new_identities, open_shards
+from greenstalk_server.journal.lock import DirectoryLock, directory_error, holder_of
+from greenstalk_server.journal.shard_file import ShardIdentity
+from greenstalk_server.runtime import process
+from greenstalk_server.runtime.exit_codes import (
+    EXIT_BUILD,
+    EXIT_JOURNAL,
+    EXIT_LISTEN,
+    EXIT_NO_SUCH_USER,
+    EXIT_OK,
+    EXIT_PRIVILEGES,
+    EXIT_USAGE,
+    StartError,
+)
+from greenstalk_server.runtime.process import FIRST_INHERITED_FD, acting_as, notify_manager
+from greenstalk_server.runtime.system import MAX_UNIX_PATH, hide_secrets
+
+log = logging.getLogger(__name__)
+
+MIN_DELAY: Final = 0.1
+MAX_DELAY: Final = 5.0
+"""Seconds before the second restart of a child, and at most; the first restart is immediate."""
+
+STABLE_AFTER: Final = 10.0
+"""Seconds that a child must live before its next restart is immediate again."""
+
+STOP_TIMEOUT: Final = 15.0
+"""Seconds after which a child that was asked to stop is killed. A child needs up to 6."""
+
+LOCK_TIMEOUT: Final = 15.0
+"""Seconds to wait for the children of a killed parent, which are stopping and still hold the locks of shards."""
+
+LOCK_POLL_INTERVAL: Final = 0.05
+
+FINAL_CODES: Final = frozenset((EXIT_USAGE, EXIT_JOURNAL, EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, EXIT_BUILD, EXIT_LISTEN))
+"""Exit codes of a first start that end the parent too: another start would fail in the same way."""
+
+LINKS_DIRECTORY: Final = "links"
+
+LINK_BACKLOG: Final = 4096
+
+_FORWARDED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_MANAGER: Final = ("NOTIFY_SOCKET", "LISTEN_")
+"""Prefixes of variables with which a service manager addresses this process alone."""
+
+_STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Listening(Protocol):
+    """A listening socket for clients: see net.listeners.Listener."""
+
+    @property
+    def sock(self) -> socket.socket: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_tls(self) -> bool: ...
+    def described(self) -> str:
+        """Return the address as an operator writes it."""
+
+
+def run(options: Options, listeners: Sequence[Listening], environ: Mapping[str, str]) -> int:
+    """Run the children until a signal stops them; return the exit code; raise StartError."""
+    for warning in options.warnings:
+        log.warning("%s", warning)
+    hidden = [row.variable for row in DEFINITIONS if row.is_secret]
+    hide_secrets([*hidden, *secret_variables(options.alerts, options.servers)])
+    with ExitStack() as at_exit:
+        with acting_as(options.user) if options.user is not None else nullcontext():
+            shards = _open_shards(options, at_exit)
+            links = _open_links(options, at_exit)
+        placement = Placement(
+            queue=shards[0].queue,
+            shards=options.processes,
+            shard=0,
+            base=shards[0].ids.base,
+            secret=secrets.token_hex(32),
+            directory=None,
+            listeners=tuple([(listener.name, listener.is_tls) for listener in listeners]),
+            link_fd=FIRST_INHERITED_FD + len(listeners),
+            links=tuple([link.getsockname() for link in links]),
+            control_fd=FIRST_INHERITED_FD + len(listeners) + 1,
+        )
+        fds = [listener.sock.fileno() for listener in listeners]
+        children = []
+        for shard, link in enumerate(links):
+            own = directory_of(options.data_dir, shard) if options.data_dir is not None else None
+            children.append(_Child(replace(placement, shard=shard, directory=own), [*fds, link.fileno()], environ))
+        return _Parent(children, lambda: _announce(options, listeners), environ).run()
+
+
+def _open_shards(options: Options, at_exit: ExitStack) -> Sequence[ShardIdentity]:
+    """Lock the directory, and return its shards; without a directory, return those of a new queue; raise StartError."""
+    if (directory := options.data_dir) is None:
+        return new_identities(options.processes)
+    at_exit.callback(DirectoryLock(directory).close)
+    try:
+        shards = open_shards(directory, options.processes)
+    except OSError as error:
+        raise directory_error(directory, f"{error.filename or directory}: {error.strerror}") from error
+    _await_former_children(directory, options.processes)
+    return shards
+
+
+def _await_former_children(directory: str, shards: int) -> None:
+    """Wait until no child of a killed parent uses a shard; raise StartError after LOCK_TIMEOUT."""
+    until = time.monotonic() + LOCK_TIMEOUT
+    for shard in range(shards):
+        while holder := holder_of(directory_of(directory, shard)):
+            if time.monotonic() > until:
+                raise directory_error(directory_of(directory, shard), f"in use by {holder}")
+            time.sleep(LOCK_POLL_INTERVAL)
+
+
+def _open_links(options: Options, at_exit: ExitStack) -> list[socket.socket]:
+    """Return a listening Unix socket for each shard, in a private directory; raise StartError."""
+    directory = _links_directory(options.data_dir, options.processes, at_exit)
+    links = []
+    try:
+        for shard in range(options.processes):
+            link = at_exit.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            link.bind(str(directory / f"{shard}"))
+            link.listen(LINK_BACKLOG)
+            links.append(link)
+    except OSError as error:
+        raise StartError(f"{directory}: cannot create a socket: {error.strerror}", EXIT_LISTEN) from error
+    return links
+
+
+def _links_directory(data_dir: str | None, shards: int, at_exit: ExitStack) -> Path:
+    """Return a new directory for sockets: below *data_dir*, or a temporary one if the paths would be too long."""
+    if data_dir is not None:
+        path = Path(data_dir).absolute() / LINKS_DIRECTORY
+        if len(os.fsencode(path / str(shards))) <= MAX_UNIX_PATH:
+            shutil.rmtree(path, ignore_errors=True)  # of a parent that was killed
+            path.mkdir(mode=0o700)
+            at_exit.callback(shutil.rmtree, path, ignore_errors=True)
+            return path
+    temporary = tempfile.mkdtemp(prefix=f"{PROGRAM}-")
+    at_exit.callback(shutil.rmtree, temporary, ignore_errors=True)
+    return Path(temporary)
+
+
+class _Child:
+    """One child: its process, its socket, and when it is restarted.
+
+    pid         0 while there is no process.
+    control     the parent's end of the socket pair; None while there is no process.
+    is_ready    whether it has reported READY.
+    was_ready   whether it, or an earlier process for this shard, has reported READY.
+    failure     the message of its failed start.
+    due_at      time of the next start, by the monotonic clock.
+    """
+
+    def __init__(self, placement: Placement, fds: Sequence[int], environ: Mapping[str, str]) -> None:
+        """*fds* are the sockets of clients and the link socket, in the order in which the child inherits them."""
+        self.placement: Placement = placement
+        self.shard: int = placement.shard
+        self.pid: int = 0
+        self.control: socket.socket | None = None
+        self.is_ready: bool = False
+        self.was_ready: bool = False
+        self.failure: str = ""
+        self.due_at: float = 0.0
+        self._delay: float = 0.0
+        self._started_at: float = 0.0
+        self._fds: list[int] = list(fds)
+        self._environ: dict[str, str] = {
+            **{name: text for name, text in environ.items() if not name.startswith(_MANAGER)},
+            PLACEMENT: placement.as_json(),
+            "LISTEN_FDS": str(len(placement.listeners)),
+        }
+
+    def start(self) -> None:
+        """Start a process for the shard."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.control, self.is_ready, self.failure = ours, False, ""
+        self._started_at = time.monotonic()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._execute(theirs.fileno(), blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()
+
+    def send_signal(self, number: int) -> None:
+        """Send the signal *number* to the process, if there is one. It is not reaped yet, so the id is its own."""
+        if self.pid:
+            os.kill(self.pid, number)
+
+    def read_reports(self) -> Iterator[bytes]:
+        """Yield the reports that have arrived."""
+        while self.control is not None:
+            try:
+                report = self.control.recv(MAX_REPORT)
+            except (BlockingIOError, ConnectionError):
+                return
+            if not report:
+                return
+            yield report
+
+    def end(self) -> None:
+        """Note that the process has ended, and when the next one is due."""
+        if self.control is not None:
+            self.control.close()
+        self.pid, self.control, self.is_ready = 0, None, False
+        now = time.monotonic()
+        if now - self._started_at >= STABLE_AFTER:
+            self._delay = 0.0
+        self.due_at = now + self._delay
+        self._delay = min(max(2 * self._delay, MIN_DELAY), MAX_DELAY)
+
+    def _execute(self, control_fd: int, mask: set[int]) -> NoReturn:
+        """Execute the program, in the new process. The signals that came meanwhile meet their default actions."""
+        try:
+            for number in (*_STOPPING, *_FORWARDED, signal.SIGCHLD):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            fds = [*self._fds, control_fd]
+            end = FIRST_INHERITED_FD + len(fds)
+            copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, end) for fd in fds]
+            for place, fd in enumerate(copies, FIRST_INHERITED_FD):
+                os.dup2(fd, place)
+            environ = self._environ | {"LISTEN_PID": str(os.getpid())}
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606  the same command
+        except BaseException as error:  # noqa: BLE001  nothing of the parent may run in the child
+            os.write(2, f"{PROGRAM}: cannot execute {sys.executable}: {error}\n".encode())
+        os._exit(EXIT_USAGE)
+
+
+class _Parent:
+    """Runs the children until all have stopped."""
+
+    def __init__(self, children: Sequence[_Child], announce: Callable[[], None], environ: Mapping[str, str]) -> None:
+        """*announce* is called when all children are ready for the first time."""
+        self._children: Sequence[_Child] = children
+        self._announce: Callable[[], None] = announce
+        self._environ: Mapping[str, str] = environ
+        self._exit_code: int = EXIT_OK
+        self._is_announced: bool = False
+        self._stops_by: float | None = None  # time after which children are killed; None: they are not stopping
+        self._pending: set[int] = set()  # signals that a child gets once it is ready: it missed them, or a restart did
+        self._received: socket.socket
+
+    def run(self) -> int:
+        """Start the children, and return the exit code when all have stopped."""
+        with _signals() as self._received:
+            for child in self._children:
+                child.start()
+            while self._stops_by is None or any(child.pid for child in self._children):
+                self._wait()
+                for number in self._signals():
+                    self._handle(number)
+                for child in self._children:
+                    self._read_reports(child)
+                self._reap()
+                self._do_what_is_due(time.monotonic())
+        return self._exit_code
+
+    def _wait(self) -> None:
+        """Wait for a signal or a report, at most until the next start or the end of the time to stop."""
+        poll = select.poll()
+        poll.register(self._received, select.POLLIN)
+        for child in self._children:
+            if child.control is not None:
+                poll.register(child.control, select.POLLIN)
+        if self._stops_by is not None:
+            times = [self._stops_by]
+        else:
+            times = [child.due_at for child in self._children if not child.pid]
+        poll.poll(max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None)
+
+    def _signals(self) -> Sequence[int]:
+        try:
+            return self._received.recv(1024)
+        except BlockingIOError:
+            return b""
+
+    def _handle(self, number: int) -> None:
+        """Handle the signal *number*: pass it on, or stop."""
+        is_hang_up = number == signal.SIGHUP and sys.stdin is not None and sys.stdin.isatty()
+        if number in _STOPPING or is_hang_up:
+            if self._stops_by is None:
+                log.info("stopping %d processes", len(self._children))
+                self._stop()
+            else:
+                self._stops_by = 0.0
+        elif number in _FORWARDED and self._stops_by is None:
+            if number == signal.SIGUSR1:
+                self._pending.add(number)
+            elif number == signal.SIGUSR2:
+                self._pending ^= {number}
+            for child in self._children:
+                if child.is_ready:
+                    child.send_signal(number)
+
+    def _stop(self) -> None:
+        """Stop all children."""
+        if self._stops_by is None:
+            notify_manager(process.STOPPING, self._environ)
+            self._stops_by = time.monotonic() + STOP_TIMEOUT
+            for child in self._children:
+                child.send_signal(signal.SIGTERM)
+
+    def _read_reports(self, child: _Child) -> None:
+        for report in child.read_reports():
+            if report == READY:
+                self._note_ready(child)
+            elif report == STOPPING:
+                child.is_ready = False
+            elif report.startswith(FAILED):
+                child.failure = report.removeprefix(FAILED).decode(errors="replace")
+
+    def _note_ready(self, child: _Child) -> None:
+        child.is_ready = child.was_ready = True
+        for number in self._pending:
+            child.send_signal(number)
+        if not self._is_announced and all(each.was_ready for each in self._children):
+            self._is_announced = True
+            self._announce()
+            notify_manager(process.READY, self._environ)
+
+    def _reap(self) -> None:
+        """Note which children have ended."""
+        for child in self._children:
+            if child.pid:
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+                if pid:
+                    self._read_reports(child)
+                    self._note_end(child, os.waitstatus_to_exitcode(status))
+
+    def _note_end(self, child: _Child, code: int) -> None:
+        """Handle the end of *child* with the exit *code*, or by the signal -*code*."""
+        pid = child.pid
+        child.end()
+        if self._stops_by is not None:
+            return
+        how = f"exited with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        reason = f": {child.failure}" if child.failure else ""
+        if code in FINAL_CODES and not child.was_ready:
+            log.critical("shard %d cannot start: the server exits%s", child.shard, reason, extra={"exit_code": code})
+            self._exit_code = code
+            self._stop()
+        else:
+            delay = max(0.0, child.due_at - time.monotonic())
+            message = "shard %d: process %d %s%s; it is restarted in %.1f s, and its clients have to reconnect"
+            log.error(message, child.shard, pid, how, reason, delay)
+
+    def _do_what_is_due(self, now: float) -> None:
+        """Start the children that are due, or kill those that have not stopped in time."""
+        for child in self._children:
+            if self._stops_by is not None:
+                if child.pid and now >= self._stops_by:
+                    child.send_signal(signal.SIGKILL)
+            elif not child.pid and now >= child.due_at:
+                child.start()
+        if self._stops_by is not None and now >= self._stops_by:
+            self._stops_by = now + 1.0
+
+
+@contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """Provide a socket from which the numbers of received signals can be read. An ignored SIGHUP stays ignored."""
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        former_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        numbers = [*_STOPPING, *_FORWARDED, signal.SIGCHLD]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            numbers.remove(signal.SIGHUP)
+        former = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        try:
+            yield receiver
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(former_fd)
+
+
+def _announce(options: Options, listeners: Sequence[Listening]) -> None:
+    """Print what `daemon` prints at startup, for all processes; log it if the format is JSON."""
+    beanstalk = ", ".join([listener.described() for listener in listeners])
+    facts = {"beanstalk": beanstalk, "dashboard": _dashboards(options), "jobs": options.durability}
+    if options.log_format == "json":
+        facts |= {"processes": str(options.processes)}
+        log.info("serving", extra={"version": __version__, "build": BUILD.name, "pid": os.getpid(), **facts})
+        return
+    print(f"{PROGRAM} {__version__} ({BUILD.name}), process {os.getpid()} with {options.processes} others")
+    print(f"beanstalk protocol: {facts['beanstalk']}")
+    print(f"dashboard: {facts['dashboard']}")
+    with suppress(BrokenPipeError):
+        print(f"jobs: {facts['jobs']}", flush=True)
+
+
+def _dashboards(options: Options) -> str:
+    if not options.web_enabled:
+        return "off (--no-web)"
+    if not options.web_port:
+        return "one for each process, on a free port that the log names"
+    last = options.web_port + options.processes - 1
+    return f"one for each process, on {options.web_host}, ports {options.web_port} to {last}"

@@ -1,0 +1,246 @@
+"""`greenstalk-server --processes N`: the parent, its children, and their deaths. Real processes, sockets and kills."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from greenstalk_server.cluster.placement import Placement
+from greenstalk_server.config.command_line import parse
+from greenstalk_server.config.options import Options
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, environment, run_here
+
+QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Return once *condition* is true: a death of a process and its restart send nothing to the test."""
+    limit = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def children(server: Daemon) -> list[psutil.Process]:
+    """Return the processes of *server* by their age, without the parent."""
+    found = psutil.Process(server.process.pid).children()
+    return sorted(found, key=lambda child: child.create_time())
+
+
+def pid_behind(sock: socket.socket) -> int:
+    sock.sendall(b"stats\r\n")
+    reply = b""
+    while not reply.endswith(b"\n\r\n"):
+        data = sock.recv(65536)
+        assert data
+        reply += data
+    return int(re.search(rb"^pid: (\d+)$", reply, re.MULTILINE)[1])
+
+
+def connect(server: Daemon) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), TIMEOUT)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon("--processes", "2", "-b", str(tmp_path), *QUIET, command=(*MINDING_SIGNALS, *COMMAND)) as running:
+        yield running
+
+
+def test_each_process_has_a_shard_and_all_serve_one_port(server: Daemon, tmp_path: Path) -> None:
+    assert "with 2 others" in server.first_lines
+    assert f"kept in {tmp_path}" in server.first_lines
+    assert len(children(server)) == 2
+    with connect(server) as sock:
+        assert pid_behind(sock) in {child.pid for child in children(server)}
+    ids = {server.ask(b"put 0 0 9 1\r\nx\r\n") for _ in range(4)}
+    assert len(ids) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["links", "lock", "shard-0", "shard-1"]
+    secret = re.compile(rb"_GREENSTALK_PLACEMENT=\*+$")
+    for child in children(server):
+        variables = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+        assert any(secret.fullmatch(variable) for variable in variables)
+
+
+def test_killed_child_is_restarted_and_the_others_stay(server: Daemon) -> None:
+    victim = children(server)[0]
+    survivor = children(server)[1]
+    victim.send_signal(signal.SIGKILL)
+    until(lambda: victim.pid not in {child.pid for child in children(server)} and len(children(server)) == 2)
+    new = next(child for child in children(server) if child.pid != survivor.pid)
+    survivor.suspend()  # so that the new one serves
+    try:
+        with connect(server) as sock:
+            assert pid_behind(sock) == new.pid
+    finally:
+        survivor.resume()
+    code, stderr = server.stop()
+    assert code == 0
+    assert f"process {victim.pid} was ended by SIGKILL; it is restarted in 0.0 s" in stderr
+
+
+def test_connections_that_wait_survive_a_death(server: Daemon) -> None:
+    both = children(server)
+    for child in both:
+        child.suspend()
+    waiting = [connect(server) for _ in range(20)]
+    both[0].kill()
+    both[1].resume()
+    for sock in waiting:
+        assert pid_behind(sock) > 0
+        sock.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_all(server: Daemon, number: signal.Signals) -> None:
+    before = children(server)
+    code, stderr = server.stop(number)
+    assert code == 0
+    assert stderr.count(" INFO stopped ") == 2
+    assert not any(child.is_running() for child in before)
+
+
+def test_second_signal_kills_children_that_do_not_stop(server: Daemon) -> None:
+    both = children(server)
+    for child in both:
+        child.suspend()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.stderr is not None
+    while b"stopping 2 processes" not in server.process.stderr.readline():
+        pass
+    code, _ = server.stop()
+    assert code == 0
+    assert not any(child.is_running() for child in both)
+
+
+def test_children_stop_when_the_parent_is_killed_and_the_next_one_waits_for_them(
+    server: Daemon, tmp_path: Path
+) -> None:
+    before = children(server)
+    server.process.kill()
+    server.process.wait(TIMEOUT)
+    with Daemon("--processes", "2", "-b", str(tmp_path), *QUIET) as following:
+        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in before)
+        assert following.ask(b"put 0 0 9 1\r\nx\r\n").startswith(b"INSERTED")
+
+
+def test_drain_reaches_all_and_outlives_a_restart(server: Daemon) -> None:
+    server.process.send_signal(signal.SIGUSR1)
+    put = b"put 0 0 9 1\r\nx\r\n"
+    until(lambda: all(server.ask(put).startswith(b"DRAINING") for _ in range(8)))
+    before = {child.pid for child in children(server)}
+    for child in children(server):
+        child.kill()
+    until(lambda: len({child.pid for child in children(server)} - before) == 2)
+    until(lambda: server.ask(put).startswith(b"DRAINING"))
+
+
+def run(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *QUIET, *flags]
+    environ = environment(**variables)
+    return subprocess.run(
+        command, env=environ, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+
+def test_other_number_of_processes_is_refused_with_the_command_that_converts(tmp_path: Path) -> None:
+    with Daemon("--processes", "2", "-b", str(tmp_path), *QUIET):
+        pass
+    for count, phrase in (("1", "1 process was"), ("3", "3 processes were")):
+        done = run("--processes", count, "-b", str(tmp_path))
+        assert done.returncode == 10
+        assert done.stderr == (
+            f"greenstalk-server: -b {tmp_path}: has the journals of 2 processes, but {phrase} requested;"
+            f" to convert it, run: greenstalk-server journal reshard {tmp_path} --processes {count}\n"
+        )
+
+
+def test_journal_of_one_process_is_refused(tmp_path: Path) -> None:
+    with Daemon("-b", str(tmp_path), *QUIET):
+        pass
+    done = run("-b", str(tmp_path), GREENSTALK_PROCESSES="2")
+    assert done.returncode == 10
+    assert "has the journal of one process, but 2 processes were requested; to convert it, run: " in done.stderr
+
+
+def test_child_that_cannot_start_ends_the_parent_with_its_code(tmp_path: Path) -> None:
+    with Daemon("--processes", "2", "-b", str(tmp_path), *QUIET):
+        pass
+    newest = max((tmp_path / "shard-1").glob("journal.*"))
+    newest.write_bytes(b"GSJOURN\xff" + newest.read_bytes()[8:])
+    first = min((tmp_path / "shard-1").glob("journal.*"))
+    first.write_bytes(b"damage" * 1000)
+    done = run("--processes", "2", "-b", str(tmp_path), "--strict-recovery")
+    assert done.returncode == 10
+    assert done.stderr.count("CRITICAL shard 1 cannot start: the server exits: --strict-recovery") == 1
+
+
+def test_database_and_ports_beyond_the_last_are_refused() -> None:
+    done = run("--processes", "2", "--journal", "postgresql://x/y")
+    assert (done.returncode, done.stderr.count("\n")) == (5, 1)
+    assert "--processes 2: must not be set together with --journal" in done.stderr
+    command = [*COMMAND, "--processes", "4", "--web-port", "65533"]
+    done = subprocess.run(
+        command, env=environment(), cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert done.returncode == 5
+    assert "the last one on port 65536" in done.stderr
+
+
+def test_sockets_of_systemd_are_passed_on_and_it_is_told_when_all_are_ready(tmp_path: Path) -> None:
+    address = tmp_path / "notify"
+    activate = (
+        "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()));"
+        " os.execv(sys.executable, [sys.executable, '-m', 'greenstalk_server', *sys.argv[2:]])"
+    )
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+    ):
+        manager.bind(str(address))
+        manager.settimeout(TIMEOUT)
+        with Daemon(
+            "--processes",
+            "2",
+            "--no-web",
+            command=(sys.executable, "-c", activate, str(listener.fileno())),
+            environ=environment(NOTIFY_SOCKET=str(address)),
+            pass_fds=[listener.fileno()],
+        ) as server:
+            assert server.port == listener.getsockname()[1]
+            assert manager.recv(100) == b"READY=1"
+            assert server.ask(b"put 0 0 9 1\r\nx\r\n").startswith(b"INSERTED")
+            server.stop()
+            assert manager.recv(100) == b"STOPPING=1"
+
+
+def test_config_check_reports_the_layout_and_every_shard(tmp_path: Path) -> None:
+    with Daemon("--processes", "2", "-b", str(tmp_path), *QUIET):
+        pass
+
+    def check(count: str) -> subprocess.CompletedProcess[str]:
+        return run_here("config", "--check", *QUIET, "--processes", count, "-b", str(tmp_path))
+
+    assert check("2").returncode == 0
+    (tmp_path / "shard-1" / "shard.json").unlink()
+    broken = check("2")
+    assert (broken.returncode, "shard.json is missing" in broken.stderr) == (10, True)
+    assert "journal reshard" in check("1").stderr
+
+
+def test_limits_of_the_server_are_divided() -> None:
+    options = parse(["--max-jobs", "10", "--max-tube-jobs", "10", "--processes", "4", "--memory-limit", "1g"], {})
+    assert isinstance(options, Options)
+    place = Placement("0" * 32, 4, 2, 0, "", None, (), 4, (), 5)
+    share = place.share_of(options)
+    assert (share.limits.jobs, share.limits.tube_jobs, share.limits.tubes) == (3, 10, 0)
+    assert (share.memory_limit, share.web_port) == (2**28, 8082)
