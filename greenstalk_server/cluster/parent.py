@@ -44,7 +44,7 @@ from greenstalk_server.runtime.exit_codes import (
     EXIT_USAGE,
     StartError,
 )
-from greenstalk_server.runtime.process import FIRST_INHERITED_FD, acting_as, notify_manager
+from greenstalk_server.runtime.process import FIRST_INHERITED_FD, acting_as, notify_manager, raise_file_limit
 from greenstalk_server.runtime.system import MAX_UNIX_PATH, hide_secrets
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ def run(options: Options, listeners: Sequence[Listening], environ: Mapping[str, 
     """Run the children until a signal stops them; return the exit code; raise StartError."""
     for warning in options.warnings:
         log.warning("%s", warning)
+    raise_file_limit()  # two sockets for each child
     hidden = [row.variable for row in DEFINITIONS if row.is_secret]
     hide_secrets([*hidden, *secret_variables(options.alerts, options.servers)])
     with ExitStack() as at_exit:
