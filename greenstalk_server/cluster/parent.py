@@ -56,10 +56,11 @@ MAX_DELAY: Final = 5.0
 STABLE_AFTER: Final = 10.0
 """Seconds that a child must live before its next restart is immediate again."""
 
-STOP_TIMEOUT: Final = 15.0
-"""Seconds after which a child that was asked to stop is killed. A child needs up to 6."""
+STOP_TIMEOUT: Final = 20.0
+"""Seconds after which a child that was asked to stop is killed. A child has 10 s for its connections, then 1 s
+for its dashboard, and commits."""
 
-LOCK_TIMEOUT: Final = 15.0
+LOCK_TIMEOUT: Final = 20.0
 """Seconds to wait for the children of a killed parent, which are stopping and still hold the locks of shards."""
 
 LOCK_POLL_INTERVAL: Final = 0.05
