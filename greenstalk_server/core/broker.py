@@ -46,6 +46,7 @@ from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.idempotency import RetainedKeys
 from greenstalk_server.core.timers import Dependents, Target, Timers
+from greenstalk_server.core.tubes.head_watch import HeadWatch
 from greenstalk_server.core.tubes.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.tubes.tube import Totals, Tube
 from greenstalk_server.core.tubes.tube_set import TubeSet
@@ -77,6 +78,9 @@ class Broker:
     jobs            every job by id.
     tubes           every tube by name, in the order of creation.
     default_tube    the tube "default", which always exists.
+    no_tube         a tube without a name that is not among `tubes`: clients that use no tube use this one.
+    remote_count    number of the clients that are remote (see Client).
+    heads           subscriptions of their processes to the heads of tubes.
     totals          number of jobs by state.
     tube_sets       sets of many tubes, each made when a client that watches exactly these tubes reserves.
     clients         every connected client.
@@ -164,6 +168,9 @@ class Broker:
         self.sweep: PolicySweep = PolicySweep()
         self.random: Callable[[], float] = _no_jitter
         self.default_tube: Tube = self.tube(DEFAULT_TUBE)
+        self.no_tube: Tube = Tube(b"", self.jobs, self.totals)
+        self.remote_count: int = 0
+        self.heads: HeadWatch = HeadWatch()
 
     def subscribe(self, listener: BrokerListener) -> None:
         """Notify *listener* from now on."""

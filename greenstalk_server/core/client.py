@@ -44,6 +44,10 @@ class Client:
     is_waiting      it is parked in a reserve, or in a wait for the job `awaited_id`.
     awaited_id      id of the job whose end it waits for; 0 if it waits for none.
     is_http         the client is one HTTP request and the jobs that it reserved, not a connection.
+    is_remote       its connection is at another process; see `connecting.become_remote`.
+    front           that process, as subscriber to the heads of the watched tubes; None if the client is not remote.
+    offered         job that is offered to it, or None; only a remote client gets offers.
+    offered_until   time at which the offer lapses, nanoseconds; 0 without an offer.
     is_closed       the broker has disconnected it.
     waiting_since   start of its last wait, nanoseconds.
     wait_number     sequence number of that wait: a client with a lower one has waited longer.
@@ -73,6 +77,10 @@ class Client:
         self.awaited_id: int = 0
         self.is_http: bool = False
         self.may_inspect: Callable[[bytes], bool] | None = None
+        self.is_remote: bool = False
+        self.front: object = None
+        self.offered: Job | None = None
+        self.offered_until: int = 0
         self.is_closed: bool = False
         self.waiting_since: int = 0
         self.wait_number: int = 0

@@ -13,6 +13,7 @@ class WaitOutcome:
     """The state of a wait, or how it ended without a job.
 
     DEADLINE_SOON ends only a wait for a ready job; DELETED, BURIED and NOT_FOUND end only a wait for a specific job.
+    OFFERED ends only the wait of a remote client (see greenstalk_server.core.transitions.waiting).
     """
 
     WAITING: Final = 0
@@ -21,6 +22,7 @@ class WaitOutcome:
     DELETED: Final = 3
     BURIED: Final = 4
     NOT_FOUND: Final = 5
+    OFFERED: Final = 6
 
 
 class EditOutcome:

@@ -80,9 +80,10 @@ def _check_totals(broker: Broker) -> None:
     assert broker.totals.reserved == states.count(RESERVED)
     assert broker.totals.delayed == states.count(DELAYED)
     assert broker.totals.buried == states.count(BURIED)
-    assert broker.producer_count == sum(client.is_producer for client in broker.clients)
-    assert broker.worker_count == sum(client.is_worker for client in broker.clients)
-    assert broker.waiting_count == sum(is_in_reserve(client) for client in broker.clients)
+    assert broker.producer_count == sum(client.is_producer and not client.is_remote for client in broker.clients)
+    assert broker.worker_count == sum(client.is_worker and not client.is_remote for client in broker.clients)
+    assert broker.waiting_count == sum(is_in_reserve(client) and not client.is_remote for client in broker.clients)
+    assert broker.remote_count == sum(client.is_remote for client in broker.clients)
 
 
 def _check_bodies(broker: Broker) -> None:
@@ -224,7 +225,9 @@ def _check_client(broker: Broker, client: Client) -> None:
     """Assert that the connected *client* is consistent."""
     assert client.tube_set is None or set(client.tube_set.tubes) == set(client.watched.values())
     assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
-    assert client.watched and broker.tubes[client.used.name] is client.used
+    assert client.watched or client.is_remote
+    assert broker.tubes.get(client.used.name, broker.no_tube) is client.used
+    assert client.offered is None or 0 < client.timer_at <= client.offered_until
     assert all(broker.tubes[name] is tube for name, tube in client.watched.items())
     assert client.is_waiting or not client.awaited_id
     if client.is_waiting:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.broker import DEFAULT_TUBE, SLICE, Broker
 from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.operations.finishing import expire_reservation, record_expiry
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.transitions.reservation import remove_reserved
-from greenstalk_server.core.transitions.waiting import cancel_wait
+from greenstalk_server.core.transitions.waiting import cancel_wait, decline_offer
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.core.tubes.weighting import FIFO, MAX_WEIGHTED_TUBES, Weighting
 
 MAX_RECENT_WORKERS: Final = 10_000
@@ -31,6 +32,19 @@ def connect(broker: Broker, wake: Callable[[], None]) -> Client:
     broker.default_tube.watching += 1
     broker.clients[client] = None
     return client
+
+
+def become_remote(broker: Broker, client: Client, front: object) -> None:
+    """Make *client*, which is new, a remote client: its connection is at another process, *front*.
+
+    It uses and watches no tube, is not counted among the connections, and gets offers instead of jobs when it waits.
+    """
+    broker.counters.total_connections -= 1
+    broker.remote_count += 1
+    leave(broker, client)
+    unwatch(broker, client, DEFAULT_TUBE)
+    client.is_remote = True
+    client.front = front
 
 
 def _refuse_watch(broker: Broker, name: bytes, client: Client) -> int:
@@ -59,11 +73,15 @@ def disconnect(broker: Broker, client: Client, now: int) -> None:
     This call handles one slice of its jobs and one slice of its watches; later ticks do the rest.
     """
     cancel_wait(broker, client)
+    decline_offer(broker, client, now)
     client.is_closed = True
     client.wake = client.hang_up = ignore_call  # both refer to the connection, which refers back: a cycle
     del broker.clients[client]
-    broker.producer_count -= client.is_producer
-    broker.worker_count -= client.is_worker
+    if client.is_remote:
+        broker.remote_count -= 1
+    else:
+        broker.producer_count -= client.is_producer
+        broker.worker_count -= client.is_worker
     if client.is_worker:
         broker.recent_workers[client.number] = client.address
         if len(broker.recent_workers) > MAX_RECENT_WORKERS:
@@ -90,9 +108,7 @@ def close_some(broker: Broker, client: Client, limit: int, now: int) -> None:
             record_expiry(job, job_history.RETURNED, client.number, now)
             expire_reservation(broker, job, now)
     for name in islice(names, limit):
-        tube = client.watched.pop(name)
-        tube.watching -= 1
-        broker.drop_if_unneeded(tube)
+        _end_watch(broker, client, client.watched.pop(name))
     if client.reserved or client.watched:
         broker.arm(client, now)
     else:
@@ -101,17 +117,17 @@ def close_some(broker: Broker, client: Client, limit: int, now: int) -> None:
 
 
 def note_producer(broker: Broker, client: Client) -> None:
-    """Count *client* among the producers, once."""
+    """Count *client* among the producers, once; its front counts a remote client."""
     if not client.is_producer:
         client.is_producer = True
-        broker.producer_count += 1
+        broker.producer_count += not client.is_remote
 
 
 def note_worker(broker: Broker, client: Client) -> None:
-    """Count *client* among the workers, once."""
+    """Count *client* among the workers, once; its front counts a remote client."""
     if not client.is_worker:
         client.is_worker = True
-        broker.worker_count += 1
+        broker.worker_count += not client.is_remote
 
 
 def use(broker: Broker, client: Client, name: bytes) -> bool:
@@ -126,6 +142,14 @@ def use(broker: Broker, client: Client, name: bytes) -> bool:
     return True
 
 
+def leave(broker: Broker, client: Client) -> None:
+    """Let *client* use no tube."""
+    old, client.used = client.used, broker.no_tube
+    old.using -= 1
+    broker.no_tube.using += 1
+    broker.drop_if_unneeded(old)
+
+
 def watch(broker: Broker, client: Client, name: bytes) -> int:
     """Add the tube *name* to those that *client* watches; return how many it watches, or the Refusal."""
     if name not in client.watched:
@@ -136,22 +160,35 @@ def watch(broker: Broker, client: Client, name: bytes) -> int:
         tube.watching += 1
         client.watched[name] = tube
         _leave_tube_set(broker, client)
+        if client.is_remote:
+            broker.heads.subscribe(tube, client.front)
     return len(client.watched)
 
 
 def ignore(broker: Broker, client: Client, name: bytes) -> int:
     """End a watch; return how many tubes *client* watches, or 0 if *name* is its only one: it stays watched."""
-    tube = client.watched.get(name)
+    if len(client.watched) == 1 and name in client.watched:
+        return 0
+    unwatch(broker, client, name)
+    return len(client.watched)
+
+
+def unwatch(broker: Broker, client: Client, name: bytes) -> None:
+    """End a watch, also if *client* watches no other tube."""
+    tube = client.watched.pop(name, None)
     if tube is not None:
-        if len(client.watched) == 1:
-            return 0
-        del client.watched[name]
         if client.weighting is not None:
             client.weighting.set_weight(name, 1)
         _leave_tube_set(broker, client)
-        tube.watching -= 1
-        broker.drop_if_unneeded(tube)
-    return len(client.watched)
+        _end_watch(broker, client, tube)
+
+
+def _end_watch(broker: Broker, client: Client, tube: Tube) -> None:
+    """Update *tube*, which *client* watches no longer."""
+    if client.is_remote:
+        broker.heads.unsubscribe(tube, client.front)
+    tube.watching -= 1
+    broker.drop_if_unneeded(tube)
 
 
 def set_weight(client: Client, name: bytes, weight: int) -> None:

@@ -12,7 +12,7 @@ from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.transitions.dependents import wake_dependents
 from greenstalk_server.core.transitions.enforcing import expire
 from greenstalk_server.core.transitions.reservation import add_reserved
-from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN
+from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN, add_offer, decline_offer, end_offer, offer
 from greenstalk_server.core.tubes.ready_queue import is_before
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES, MAX_TUBE_SETS, TubeSet
@@ -37,6 +37,34 @@ def reserve(broker: Broker, client: Client, now: int) -> Job | None:
             return job
         expire(broker, job, now)
     return None
+
+
+def claim(broker: Broker, client: Client, now: int) -> Job | None:
+    """Reserve for the remote *client* as `reserve` does; the job that is offered to it is one of the ready jobs."""
+    tube = end_offer(client)
+    job = reserve(broker, client, now)
+    if tube is not None:
+        offer(broker, tube, 1, now)
+    return job
+
+
+def await_offer(broker: Broker, client: Client, now: int) -> int:
+    """Offer a ready job to the remote *client*, or park it until one is ready; decline an earlier offer.
+
+    Return WaitOutcome.OFFERED, WAITING or DEADLINE_SOON. A parked client is woken as by `wait`.
+    """
+    decline_offer(broker, client, now)
+    job = find(broker, client, now)
+    if job is None:
+        return wait(broker, client, None, now)
+    add_offer(broker, job, client, now)
+    return WaitOutcome.OFFERED
+
+
+def find(broker: Broker, client: Client, now: int) -> Job | None:
+    """Return the job that `reserve` would reserve for *client*, unless it has expired; None if no job is ready."""
+    wake_dependents(broker, now)
+    return _first_ready(broker, client, now)
 
 
 def _first_ready(broker: Broker, client: Client, now: int) -> Job | None:
@@ -118,7 +146,7 @@ def wait(broker: Broker, client: Client, until: int | None, now: int) -> int:
     client.wait_number = broker.waits
     client.wait_until = until
     client.outcome = None
-    broker.waiting_count += 1
+    broker.waiting_count += not client.is_remote
     if client.tube_set is not None:
         client.tube_set.waiters[client] = None
     else:

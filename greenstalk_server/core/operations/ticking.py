@@ -16,7 +16,7 @@ from greenstalk_server.core.tags.tags import NO_DEADLINE
 from greenstalk_server.core.transitions.dependents import end_delay, search_on, wake_some
 from greenstalk_server.core.transitions.enforcing import policy_due
 from greenstalk_server.core.transitions.reservation import update_throttle
-from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN, end_wait, offer, wait_cost
+from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN, decline_offer, end_wait, offer, wait_cost
 from greenstalk_server.core.tubes.tube import Tube
 
 
@@ -81,6 +81,9 @@ def _client_due(broker: Broker, client: Client, now: int) -> int:
         close_some(broker, client, 1, now)
         return 0
     cost = wait_cost(client) if client.is_waiting else 0
+    if client.offered is not None and client.offered_until <= now:
+        decline_offer(broker, client, now)
+        cost += 1
     job = client.soonest()
     is_in_reserve = client.is_waiting and not client.awaited_id
     if is_in_reserve and job is not None and job.deadline - SAFETY_MARGIN <= now:
@@ -95,6 +98,8 @@ def _client_due(broker: Broker, client: Client, now: int) -> int:
         broker.arm(client, job.deadline - SAFETY_MARGIN if is_in_reserve else job.deadline)
     if client.is_waiting and client.wait_until is not None:
         broker.arm(client, client.wait_until)
+    if client.offered is not None:
+        broker.arm(client, client.offered_until)
     return 0 if client.is_waiting else cost
 
 

@@ -60,6 +60,8 @@ def update_throttle(tube: Tube, now: int) -> None:
         if 0 < policy_state.policy.max_reserved <= tube.reserved_count:
             until = NEVER
     before, tube.throttled_until = tube.throttled_until, until
+    if tube.head_watch is not None:
+        tube.head_watch.note(tube)
     if until < before:
         for tube_set in tube.tube_sets:
             tube_set.resume(tube, now)

@@ -1,4 +1,9 @@
-"""The ends of waits: ready jobs for the clients that wait for them, and outcomes without a job. Pure."""
+"""The ends of waits: ready jobs for the clients that wait for them, and outcomes without a job. Pure.
+
+A remote client may wait at several servers at once, so it must not get a job from each. Its wait ends with an *offer*
+instead: the job stays ready, in its place, and no reserve takes it for at most OFFER_TIME. The client either claims it,
+which is a reserve, or declines. An offer is not counted, and not recorded.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,9 @@ from greenstalk_server.core.tubes.tube import Tube
 
 SAFETY_MARGIN: Final = SECOND
 """A client does not wait during the last second of a job that it holds (protocol.txt, "reserve")."""
+
+OFFER_TIME: Final = SECOND // 20
+"""Nanoseconds for which a job is withheld from all but the client to which it is offered."""
 
 WAITED_TUBES: Final = 64
 """Removing a client from the waiting clients of this number of tubes takes as long as handing out a job."""
@@ -63,8 +71,12 @@ def dispatch(broker: Broker, tube: Tube, limit: int, now: int) -> int:
             broker.arm(tube, now)
             return done
         done += cost
-        tube.remove_ready(job)
-        deliver(broker, job, waiter, now)
+        if waiter.is_remote:
+            add_offer(broker, job, waiter, now)
+            end_wait(broker, waiter, WaitOutcome.OFFERED)
+        else:
+            tube.remove_ready(job)
+            deliver(broker, job, waiter, now)
 
 
 def dispatch_freed(broker: Broker, tube: Tube, now: int) -> None:
@@ -77,6 +89,38 @@ def deliver(broker: Broker, job: Job, client: Client, now: int) -> None:
     """End the wait of *client* with the detached *job*."""
     add_reserved(broker, job, client, now)
     end_wait(broker, client, job)
+
+
+def add_offer(broker: Broker, job: Job, client: Client, now: int) -> None:
+    """Offer *job*, the first ready job of its tube, to the remote *client*, which has no other offer."""
+    job.tube.ready.withhold(job, client)
+    if job.tube.head_watch is not None:
+        job.tube.head_watch.note(job.tube)
+    client.offered = job
+    client.offered_until = now + OFFER_TIME
+    broker.arm(client, client.offered_until)
+
+
+def end_offer(client: Client) -> Tube | None:
+    """End the offer to *client*, if there is one; return the tube if its job may be reserved again.
+
+    The caller must hand out the jobs of that tube, unless *client* reserves the job.
+    """
+    job, client.offered, client.offered_until = client.offered, None, 0
+    if job is None or not job.tube.ready.end_offer(job, client):
+        return None
+    if job.tube.head_watch is not None:
+        job.tube.head_watch.note(job.tube)
+    for tube_set in job.tube.tube_sets:
+        tube_set.note(job)
+    return job.tube
+
+
+def decline_offer(broker: Broker, client: Client, now: int) -> None:
+    """End the offer to *client*, if there is one, and hand out the job to another client that waits."""
+    tube = end_offer(client)
+    if tube is not None:
+        offer(broker, tube, 1, now)
 
 
 def end_wait(broker: Broker, client: Client, outcome: Job | int) -> None:
@@ -110,7 +154,7 @@ def cancel_wait(broker: Broker, client: Client) -> None:
         client.awaited_id = 0
     elif client.is_waiting:
         client.is_waiting = False
-        broker.waiting_count -= 1
+        broker.waiting_count -= not client.is_remote
         if client.tube_set is not None:
             del client.tube_set.waiters[client]
         else:

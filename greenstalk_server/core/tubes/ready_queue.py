@@ -9,7 +9,7 @@ priorities. Such jobs are in two indexes, one by priority and one by the time wh
 
 Jobs with a concurrency key (see greenstalk_server.core.tags.concurrency) are never in a run. The front of each key is
 out of order, and the other jobs are withheld: they are ready, counted and listed, but `first` does not return them.
-Pure.
+The same holds for jobs that are offered (see greenstalk_server.core.transitions.waiting). Pure.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from greenstalk_server.core.tags.concurrency import ConcurrencyKey, LimitedJobs
 from greenstalk_server.core.tags.tags import TaggedJob
 
 if TYPE_CHECKING:
+    from greenstalk_server.core.client import Client
     from greenstalk_server.core.tubes.tube import Tube
 
 MAX_RUNS: Final = 8
@@ -40,20 +41,23 @@ MAX_STALE: Final = 256
 class ReadyQueue:
     """The ready jobs of one tube.
 
-    count           number of jobs, withheld ones included.
+    count           number of jobs, withheld and offered ones included.
     is_unfinished   the last call of `first` stopped at MAX_STALE stale fronts; the next call continues.
 
     Invariant: `_pris` has the priorities that have a run, in increasing order. `_runs` has their runs in the same
     order, and `_run_of` maps each priority to its run.
     Invariant: no chunk is empty.
-    Invariant: each job is in the run of its priority, or out of order, or withheld. `_out_of_order` and `_withheld` are
-    ranked by priority. `_by_age` has the jobs of both, ranked by the time when they became ready. The indexes are None
-    until they are needed.
+    Invariant: each job is in the run of its priority, or out of order, or withheld, or offered. `_out_of_order`,
+    `_withheld` and `_offered` are ranked by priority. `_by_age` has the jobs of all three, ranked by the time when they
+    became ready. The indexes are None until they are needed.
+    Invariant: `_offers` has the client of each offered job, by the job's id.
     """
 
     __slots__ = (
         "_by_age",
         "_jobs",
+        "_offered",
+        "_offers",
         "_out_of_order",
         "_pris",
         "_run_of",
@@ -73,6 +77,8 @@ class ReadyQueue:
         self._out_of_order: JobIndex | None = None
         self._by_age: JobIndex | None = None
         self._withheld: JobIndex | None = None
+        self._offered: JobIndex | None = None
+        self._offers: dict[int, Client] | None = None
         self.is_unfinished: bool = False
 
     def add(self, job: Job) -> None:
@@ -121,13 +127,18 @@ class ReadyQueue:
         return job
 
     def peek(self) -> Job | None:
-        """Return `first`, or the first withheld job if no other job is ready; None if the queue is empty."""
+        """Return the first of `first` and the offered jobs, or the first withheld job; None if the queue is empty."""
         job = self.first()
+        offered = self._offered.first() if self._offered is not None else None
+        if offered is not None and (job is None or is_before(offered, job)):
+            return offered
         return self._withheld.first() if job is None and self._withheld is not None else job
 
     def remove(self, job: Job) -> None:
         """Remove *job*; cheapest if it is the first."""
         self.count -= 1
+        if self._offers and job.id in self._offers:
+            self._return_offered(job)
         if isinstance(job, TaggedJob):
             job.count(-1)
             limiter = job.limiter
@@ -161,8 +172,9 @@ class ReadyQueue:
     def walk(self) -> Iterator[Job]:
         """Iterate over the jobs in order. Valid until the queue changes."""
         out_of_order = self._out_of_order.walk() if self._out_of_order is not None else iter(())
-        if self._withheld is not None:
-            out_of_order = _merged(out_of_order, self._withheld.walk())
+        for index in (self._withheld, self._offered):
+            if index is not None:
+                out_of_order = _merged(out_of_order, index.walk())
         other = next(out_of_order, None)
         for run in self._runs:
             for chunk in run:
@@ -195,9 +207,11 @@ class ReadyQueue:
         others = [job for job in jobs if job not in in_runs]
         assert len(in_runs) + len(others) == self.count
         withheld = [job for job in others if is_withheld(job)]
+        offers = self._offers or {}
         for index, found in (
-            (self._out_of_order, [job for job in others if not is_withheld(job)]),
+            (self._out_of_order, [job for job in others if not is_withheld(job) and job.id not in offers]),
             (self._withheld, withheld),
+            (self._offered, [job for job in others if job.id in offers]),
             (self._by_age, sorted(others, key=lambda job: (job.ready_since, job.id))),
         ):
             if index is not None:
@@ -249,6 +263,36 @@ class ReadyQueue:
         is_removed = self._by_age.remove(job, job.deadline)
         assert is_removed
         return True
+
+    # Offers
+
+    def withhold(self, job: Job, client: Client) -> None:
+        """Withhold *job*, which is `first`, from all but *client*."""
+        if self._offered is None or self._offers is None:
+            self._offered, self._offers = JobIndex(self._jobs), {}
+        if self._out_of_order is None or not self._out_of_order.remove(job, job.pri):
+            run = self._run_of[job.pri]
+            assert run[0][0] is job
+            del run[0][0]
+            if not run[0]:
+                del run[0]
+            self._indexed_by_age().add(job, job.deadline)
+        self._offered.add(job, job.pri)
+        self._offers[job.id] = client
+
+    def end_offer(self, job: Job, client: Client) -> bool:
+        """End the offer of *job* to *client*; return False if there is none."""
+        if self._offers is None or self._offers.get(job.id) is not client:
+            return False
+        self._return_offered(job)
+        return True
+
+    def _return_offered(self, job: Job) -> None:
+        """Make the offered *job* one of the jobs out of order."""
+        assert self._offered is not None and self._offers is not None
+        del self._offers[job.id]
+        self._offered.remove(job, job.pri)
+        self._indexed_out_of_order().add(job, job.pri)
 
     # Jobs with a concurrency key
 
@@ -313,6 +357,8 @@ class ReadyQueue:
 
     def _withdraw(self, front: Job, queue: LimitedJobs, limiter: ConcurrencyKey, is_pending: bool = True) -> None:
         """Withhold *front*, and note the tube as pending if *is_pending*."""
+        if self._offers and front.id in self._offers:
+            self._return_offered(front)
         self._indexed_out_of_order().remove(front, front.pri)
         queue.front = None
         self._withhold(front, queue)

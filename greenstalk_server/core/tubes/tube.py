@@ -22,6 +22,7 @@ from greenstalk_server.core.tubes.ready_queue import ReadyQueue
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
+    from greenstalk_server.core.tubes.head_watch import HeadWatch
     from greenstalk_server.core.tubes.name_list import NameChunk
     from greenstalk_server.core.tubes.tube_set import TubeSet
 
@@ -60,6 +61,7 @@ class Tube:
     idempotency     idempotency keys of its jobs; None until a job has one.
     policy_counts   counts of policy actions on its jobs; None if there were none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
+    head_watch      notes when the first ready job may have changed; None unless another process subscribes to it.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
     name_chunk      the chunk of the broker's TubeNames that has the name.
@@ -73,6 +75,7 @@ class Tube:
         "cmd_delete",
         "cmd_pause_tube",
         "delayed",
+        "head_watch",
         "idempotency",
         "name",
         "name_chunk",
@@ -115,6 +118,7 @@ class Tube:
         self.using: int = 0
         self.watching: int = 0
         self.tube_sets: list[TubeSet] = []
+        self.head_watch: HeadWatch | None = None
         self.total_jobs: int = 0
         self.cmd_delete: int = 0
         self.cmd_pause_tube: int = 0
@@ -145,6 +149,8 @@ class Tube:
         if self.tube_sets:
             for tube_set in self.tube_sets:
                 tube_set.note(job)
+        if self.head_watch is not None:
+            self.head_watch.note(self)
         if job.pri < URGENT_BELOW:
             self.urgent_count += 1
             self.totals.urgent += 1
@@ -190,6 +196,8 @@ class Tube:
     def remove_ready(self, job: Job) -> None:
         """Detach *job*, which is ready in this tube."""
         self.ready.remove(job)
+        if self.head_watch is not None:
+            self.head_watch.note(self)
         if self.policy_state is not None:
             self.policy_state.remove_waiting(job)
         if job.pri < URGENT_BELOW:
