@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from greenstalk_server.protocol.arguments import TAGGED_LENGTH, BadFormat, UnknownCommand, mode
+from greenstalk_server.protocol.link_commands import LINK_VERBS
 from greenstalk_server.protocol.session_state import Command
 from greenstalk_server.protocol.tag_syntax import BEGINS_TAG
 from greenstalk_server.protocol.verb import MAX_LINE, Verb
@@ -42,7 +43,7 @@ _refused_put_in_tube: Final = re.compile(rb"put-in-tube(?: +[^ ]+){4} +([0-9]+) 
 def set_strict(is_strict: bool) -> None:
     """Turn the extensions off or on for all connections of the process."""
     mode.is_strict = is_strict
-    verbs = [verb for verb in VERBS if not (is_strict and verb.is_extension)]
+    verbs = [verb for verb in VERBS if not (is_strict and verb.is_extension)] + list(LINK_VERBS)
     _by_word.clear()
     _by_word.update({verb.name: verb for verb in verbs if verb.arguments or verb.is_extension})
     known.clear()

@@ -39,6 +39,9 @@ ALREADY_RESERVED: Final = b"ALREADY_RESERVED\r\n"
 RELEASED: Final = b"RELEASED\r\n"
 TIMED_OUT: Final = b"TIMED_OUT\r\n"
 TOUCHED: Final = b"TOUCHED\r\n"
+DECLINED: Final = b"DECLINED\r\n"  # this and the next two: only over links
+LEFT: Final = b"LEFT\r\n"
+OFFERED: Final = b"OFFERED\r\n"
 UNKNOWN_COMMAND: Final = b"UNKNOWN_COMMAND\r\n"
 
 

@@ -61,7 +61,7 @@ def reserve_batch(session: SessionState, command: Command, now: int) -> bytes | 
         session.add_reserve_cost()
     job = reserving.reserve(session.broker, session.client, now)
     if job is not None:
-        return _fill_batch(session, job, now)
+        return fill_batch(session, job, now)
     return _wait_for_any(session, now + timeout, now)
 
 
@@ -77,7 +77,7 @@ def wait(session: SessionState, command: Command, now: int) -> bytes | None:
     return _job_wait_reply(outcome, id)
 
 
-def _fill_batch(session: SessionState, job: Job, now: int) -> bytes | None:
+def fill_batch(session: SessionState, job: Job, now: int) -> bytes | None:
     """Reserve further ready jobs for the batch that begins with *job*, up to a slice of output; return the reply.
 
     Return None if the reply has to wait for the body of the last job. A job whose body is on disk ends the batch.
@@ -125,7 +125,7 @@ def wait_reply(session: SessionState, now: int) -> bytes | None:
     outcome, session.client.outcome = session.client.outcome, None  # else a deleted job would stay in memory
     if not isinstance(outcome, Job):
         return ended_wait_reply(session, outcome)
-    return _fill_batch(session, outcome, now) if session.batch_size else session.job_reply(outcome, False, now)
+    return fill_batch(session, outcome, now) if session.batch_size else session.job_reply(outcome, False, now)
 
 
 def ended_wait_reply(session: SessionState, outcome: int | None) -> bytes:
@@ -136,6 +136,8 @@ def ended_wait_reply(session: SessionState, outcome: int | None) -> bytes:
     is_batch, session.batch_size = session.batch_size > 0, 0
     if outcome == WaitOutcome.DEADLINE_SOON:
         return replies.DEADLINE_SOON
+    if outcome == WaitOutcome.OFFERED:
+        return replies.OFFERED
     return replies.reserved_batch(0) if is_batch and outcome == WaitOutcome.TIMED_OUT else replies.TIMED_OUT
 
 

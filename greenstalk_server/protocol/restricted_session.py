@@ -98,12 +98,21 @@ class RestrictedSession(Session):
     # Permissions
 
     def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
+        refusal = self.refusal(verb, command)
+        return super()._handle(verb, command, now) if refusal is None else refusal
+
+    def refusal(self, verb: Verb, command: Command) -> bytes | None:
+        """Return the reply to *command* if no rule allows it, else None."""
         if self._grants is not None:
             missing = verb.permission.missing(self._grants, self, command)
             if missing is not None:
                 self._note_refusal(verb.name, missing)
                 return verb.permission.reply
-        return super()._handle(verb, command, now)
+        return None
+
+    def may_list(self, name: bytes) -> bool:
+        """Whether the client may know of the tube *name*."""
+        return self._grants is None or self._grants.may_any(name)
 
     def _may_put(self, command: Command) -> bool:
         used = self.client.used

@@ -46,6 +46,11 @@ from greenstalk_server.protocol.reserve_commands import awaited_reply, ended_wai
 from greenstalk_server.protocol.session_state import Command, SessionState
 from greenstalk_server.protocol.verb import MAX_LINE, Verb
 
+
+class Postponed(Exception):
+    """The command must wait; the session serves its line again later."""
+
+
 PUT_LENGTH: Final = 6
 """Number of members of a put. put-in-tube adds the tube; a put with tags adds the tube and the tags."""
 
@@ -68,6 +73,9 @@ NO_MEMORY: Final = 2
 REFUSALS: Final = (replies.JOB_TOO_BIG, replies.UNKNOWN_COMMAND, replies.OUT_OF_MEMORY)
 """Replies to a put after its body is discarded. TOO_BIG, FORBIDDEN and NO_MEMORY are the indices."""
 
+POSTPONED: Final = Postponed()
+"""The only instance."""
+
 REPLIED: Final = -1
 """Value of `_refusal` if the reply was sent before the body is discarded."""
 
@@ -75,6 +83,7 @@ REPLIED: Final = -1
 class Session(SessionState):
     """The conversation of one connection with the broker.
 
+    line        line of the command that is served now, without CRLF.
     pause       seconds to wait before `resume`; see `has_more`.
     reports     a reply of the current or last slice waits for the journal; see `Verb.awaits_journal`.
     refused     called with the client, a command, and the error reply that the command gets.
@@ -92,6 +101,7 @@ class Session(SessionState):
         "_refusal",
         "_rest",
         "_skip",
+        "line",
         "pause",
         "refused",
         "reports",
@@ -100,6 +110,7 @@ class Session(SessionState):
     def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
         """See SessionState."""
         super().__init__(broker, wake, mode.extends_stats and not mode.is_strict)
+        self.line: bytes = b""
         self.pause: float = 0.0
         self.reports: bool = False
         self.refused: Callable[[Client, bytes, bytes], None] = _ignore_refused
@@ -123,7 +134,7 @@ class Session(SessionState):
         if self.is_waiting:
             self._rest = self._rest[self._position :] + data
             self._position = 0
-            return b""
+            return self.end_wait(now, limit) if self.client.is_remote else b""
         self.cost = 0
         self.reports = False
         out: list[bytes] = []
@@ -215,7 +226,7 @@ class Session(SessionState):
                     self._long_line = data[pos : pos + MAX_PUT_LINE]
                     pos = self._continue_long_line(data, pos, out)
                     continue
-            line = data[pos:end]
+            self.line = line = data[pos:end]
             pos = end + 2
             try:
                 command = known.get(line) or codec.parse(line)
@@ -225,6 +236,9 @@ class Session(SessionState):
                     continue
                 self.reports |= verb.awaits_journal
                 reply = self._handle(verb, command, now)
+            except Postponed:
+                pos -= len(line) + 2
+                break
             except ProtocolError as error:
                 reply = error.reply
                 self.refused(self.client, line, reply)
@@ -238,9 +252,9 @@ class Session(SessionState):
         else:
             self.has_more = pos < size
             self.cost += COMMAND_COST * len(limit)
+        self.line = b""
         self._keep_from(data, pos)
-        if self.is_eof and not self.has_more and self.awaited is None:
-            self.is_closing = True
+        self.is_closing |= self.is_eof and not (self.has_more or self.is_waiting)
         return out[0] if len(out) == 1 else b"".join(out)
 
     def _keep_from(self, data: bytes, pos: int) -> None:
@@ -284,11 +298,16 @@ class Session(SessionState):
 
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
         """Begin the put whose line ends before *pos*; finish it if its body has arrived; return the next position."""
-        broker = self.broker
         verb: Verb = command[0]
-        size: int = command[4]
         if not verb.is_extension:
-            broker.counters.cmd_put += 1
+            self.broker.counters.cmd_put += 1
+        end = self._refuse_put(command, data, pos, out)
+        return end if end >= 0 else self._read_body(command, self.broker.allocate_id(), data, pos, out, now)
+
+    def _refuse_put(self, command: Command, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Refuse the put whose line ends before *pos*, and return the next position; return -1 if it is allowed."""
+        broker = self.broker
+        size: int = command[4]
         if not self._may_put(command):
             return self._begin_skip(size, FORBIDDEN if size <= broker.max_job_size else TOO_BIG, data, pos, out)
         if size > broker.max_job_size:
@@ -297,7 +316,11 @@ class Session(SessionState):
             raise BadFormat  # as in beanstalkd, the body is served as commands
         if not self.client.is_producer:
             connecting.note_producer(broker, self.client)
-        id = broker.allocate_id()
+        return -1
+
+    def _read_body(self, command: Command, id: int, data: bytes, pos: int, out: list[bytes], now: int) -> int:
+        """Read the body of the put *id* from *pos* on, and finish the put if it is whole; return the next position."""
+        size: int = command[4]
         end = pos + size
         if len(data) < end + 2:
             try:

@@ -117,6 +117,15 @@ class SessionState:
     @property
     def is_woken(self) -> bool:
         """Whether the event that the session is parked for has happened, so `resume` is due."""
+        return self.is_wait_over()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the session is parked for something that the end of its input does not end."""
+        return self.awaited is not None
+
+    def is_wait_over(self) -> bool:
+        """Whether the body that the session waits for is here, or its wait for a job has ended."""
         if self.awaited is not None:
             return self._is_body_here
         return self.is_waiting and not self.client.is_waiting

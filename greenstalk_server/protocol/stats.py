@@ -131,7 +131,7 @@ def server_stats(broker: Broker, now: int) -> ServerStats:
         current_jobs_buried=totals.buried,
         max_job_size=broker.max_job_size,
         current_tubes=len(broker.tubes),
-        current_connections=len(broker.clients),
+        current_connections=len(broker.clients) - broker.remote_count,
         current_producers=broker.producer_count,
         current_workers=broker.worker_count,
         current_waiting=broker.waiting_count,

@@ -47,6 +47,25 @@ class BodyStream:
         """Free nothing: the body belongs to the job."""
 
 
+class WholeStream:
+    """A long reply that is in memory."""
+
+    __slots__ = ("_position", "_reply")
+
+    def __init__(self, reply: bytes) -> None:
+        self._reply: bytes = reply
+        self._position: int = 0
+
+    def next(self) -> bytes:
+        """Return the next piece."""
+        start, self._position = self._position, self._position + PIECE
+        return self._reply[start : self._position]
+
+    def close(self) -> None:
+        """Free nothing but the reply."""
+        self._reply = b""
+
+
 class NameStream:
     """A list of names as YAML, and the CRLF that ends the reply.
 

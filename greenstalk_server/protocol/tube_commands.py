@@ -14,7 +14,7 @@ from greenstalk_server.protocol.sliced_commands import Flush, Truncate
 
 def use(session: SessionState, command: Command, now: int) -> bytes:
     """Use a tube."""
-    session.broker.counters.cmd_use += 1
+    session.broker.counters.cmd_use += not session.client.is_remote  # its front counts the command
     _, name = command
     session.add_tube_cost(name)
     return replies.using(name) if connecting.use(session.broker, session.client, name) else replies.OUT_OF_MEMORY
@@ -22,7 +22,7 @@ def use(session: SessionState, command: Command, now: int) -> bytes:
 
 def watch(session: SessionState, command: Command, now: int) -> bytes:
     """Watch a tube, and set its weight, 1 by default."""
-    session.broker.counters.cmd_watch += 1
+    session.broker.counters.cmd_watch += not session.client.is_remote  # its front counts the command
     name = command[1]
     session.add_tube_cost(name)
     if connecting.watch(session.broker, session.client, name) <= 0:
@@ -63,7 +63,7 @@ def stats_tube(session: SessionState, command: Command, now: int) -> bytes:
 
 def list_tubes(session: SessionState, command: Command, now: int) -> bytes | None:
     """List all tubes, or only the tubes that the client may know of."""
-    session.broker.counters.cmd_list_tubes += 1
+    session.broker.counters.cmd_list_tubes += not session.client.is_remote  # its front counts the command
     return session.tubes_reply(now)
 
 

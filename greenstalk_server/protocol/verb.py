@@ -8,6 +8,15 @@ from typing import Final, TypeAlias
 from greenstalk_server.protocol.permissions import Permission
 from greenstalk_server.protocol.session_state import Command, SessionState
 
+HERE: Final = 0
+USED: Final = 1
+TUBE: Final = 2
+JOB: Final = 3
+MANY: Final = 4
+"""Routes of commands in a queue of several shards: the process that holds the connection, the shard of the used tube,
+the shard of the tube that is the first argument, the home shard of the job whose id is the first argument. For MANY,
+`front_session` has a function for the command."""
+
 MAX_LINE: Final = 224
 """Maximum length of a command line in bytes, with its CRLF (protocol.txt, BAD_FORMAT)."""
 
@@ -29,6 +38,7 @@ class Verb:
     needs_space     False if beanstalkd accepts an argument directly after the verb.
     is_repeated     whether clients repeat its lines unchanged, so that the parsed lines are kept.
     max_line        maximum bytes of the line, with its CRLF.
+    route           which shard serves the command; see HERE.
     takes_id        whether an id is the only argument.
     """
 
@@ -44,6 +54,7 @@ class Verb:
         needs_space: bool = True,
         is_repeated: bool = False,
         max_line: int = MAX_LINE,
+        route: int = HERE,
     ) -> None:
         self.name: bytes = name
         self.arguments: str = arguments
@@ -55,6 +66,7 @@ class Verb:
         self.needs_space: bool = needs_space
         self.is_repeated: bool = is_repeated
         self.max_line: int = max_line
+        self.route: int = route
         self.takes_id: bool = arguments == "<id>"
 
 
