@@ -48,6 +48,7 @@ from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
+from greenstalk_server.net.links import Links
 from greenstalk_server.net.listeners import Listener, adopt_listeners, describe, open_listeners, open_web_listener
 from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
@@ -256,8 +257,18 @@ def _server(
         limits=options.limits,
         rules=options.access,
         certificates=resources.certificates,
-        has_siblings=resources.placement is not None,
+        links=_links(options, resources.placement, broker, clock, committer),
     )
+
+
+def _links(
+    options: Options, placement: Placement | None, broker: Broker, clock: Clock, committer: Committer | None
+) -> Links | None:
+    """Return the links to the other shards of the queue; None if there are none."""
+    if placement is None:
+        return None
+    secret, listener = bytes.fromhex(placement.secret), socket.socket(fileno=placement.link_fd)
+    return Links(placement.queue, secret, listener, placement.links, broker, clock, committer, options.access)
 
 
 class _PolicyFile:

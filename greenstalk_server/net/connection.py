@@ -499,7 +499,7 @@ class Connection(Handler):
 
     def _is_closed_unread(self) -> bool:
         """Return whether the peer has closed its side, and the end of its input is unread while the client waits."""
-        if not self.is_waiting_unread or self.session.awaited is not None:
+        if not self.is_waiting_unread or self.session.is_blocked:
             return False
         return has_peer_closed(self._fd)  # urgent data sets `_has_hung_up` too
 

@@ -130,6 +130,8 @@ class Poller:
     turns       shared by the greenlets that send large replies.
     before_send called with the replies of a batch, and their handlers, before they are sent; it must not switch. None
                 if there is nothing to do.
+    after_batch     called after each batch, when its replies are sent; must not switch. None if there is nothing to do.
+    is_serving      a batch is being served.
     has_held_replies    returns whether there are held replies, which the loop must send. None if replies are never
                         held.
     """
@@ -159,6 +161,8 @@ class Poller:
         self._callbacks: Any = None if IS_PORTABLE else getattr(self._loop, "_callbacks", None)
         self.turns: FairQueue = FairQueue()
         self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None
+        self.after_batch: Callable[[], None] | None = None
+        self.is_serving: bool = False
         self.has_held_replies: Callable[[], bool] | None = None
 
     def start(self) -> None:
@@ -267,6 +271,7 @@ class Poller:
 
     def _serve_batch(self, events: list[tuple[int, int]]) -> None:
         """Serve the queued handlers, then the handlers of *events*."""
+        self.is_serving = True
         queued = min(len(self._queue), BATCH_SIZE - len(events))  # before `_receive` queues more
         received = self._receive(events) if events else []
         limit = COMMAND_SLICE if queued + len(received) == 1 else COMMAND_QUANTUM
@@ -300,6 +305,9 @@ class Poller:
         if self._unfinished:
             self._take_turns(now, replies)
         self._send(replies)
+        self.is_serving = False
+        if self.after_batch is not None:
+            self.after_batch()
 
     def _send(self, replies: list[tuple[Handler, bytes]]) -> None:
         if self.before_send is not None:

@@ -31,10 +31,12 @@ from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import Connection, run_then
 from greenstalk_server.net.idle import find_dead, find_idle
 from greenstalk_server.net.limit_log import LimitLog
+from greenstalk_server.net.links import Links
 from greenstalk_server.net.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, TlsSocket, reason_of, shake_hands
 from greenstalk_server.protocol.access import Rule, grants
+from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
@@ -101,11 +103,12 @@ class Server:
         limits: Limits,
         rules: Sequence[Rule] = (),
         certificates: Certificates | None = None,
-        has_siblings: bool = False,
+        links: Links | None = None,
     ) -> None:
         """*committer* belongs to the broker's journal, if it is durable; *certificates* are for the TLS listeners.
 
-        *has_siblings*: other processes accept from the same sockets.
+        *links* are those to the other processes of the queue, which accept from the same sockets; None if there are
+        none.
         """
         self.broker: Broker = broker
         self.clock: Clock = clock
@@ -114,6 +117,7 @@ class Server:
         self._limits: Limits = limits
         self._rules: Sequence[Rule] = rules
         self._certificates: Certificates | None = certificates
+        self._links: Links | None = links
         self._admission: Admission = Admission(limits)
         self._handshakes: dict[Any, int] = {}  # greenlets, with the times at which their handshakes time out
         self._is_stopping: bool = False
@@ -123,7 +127,7 @@ class Server:
         if committer is not None:
             self._poller.before_send = committer.commit_before_send
             self._poller.has_held_replies = committer.has_held_replies
-        most = SHARED_ACCEPT_BATCH if has_siblings else ACCEPT_BATCH
+        most = SHARED_ACCEPT_BATCH if links is not None else ACCEPT_BATCH
         self._acceptors: list[Acceptor] = [
             Acceptor(listener.sock, partial(self._admit, listener), files, self._poller, _accept_batch(listener, most))
             for listener in listeners
@@ -141,6 +145,8 @@ class Server:
         """Listen, and start accepting connections; raise StartError if the address is taken. Does not switch."""
         self._ticker.start()
         self._poller.start()
+        if self._links is not None:
+            self._links.start(self._poller)
         self._housekeeper.start()
         self._upkeep.start()
         if self._committer is not None:
@@ -167,6 +173,8 @@ class Server:
                 gevent.sleep(0.01)
         for connection in list(self.connections):
             connection.kill()
+        if self._links is not None:
+            self._links.stop()
         self._poller.stop()
         self._ticker.stop()
         self._housekeeper.stop()
@@ -319,6 +327,16 @@ class Server:
     def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
         """Return the constructor of a connection's session: a RestrictedSession if a rule or limit applies."""
         limits = self._limits
+        if self._links is not None:
+            granted = grants(self._rules, listener.name, names) if self._rules else None
+            return partial(
+                FrontSession,
+                grants=granted,
+                rate=limits.rate,
+                now=self.clock(),
+                routes=self._links,
+                origin=(listener.name, names),
+            )
         if not (self._rules or limits.rate or limits.idle_timeout or limits.command_timeout):
             return Session
         granted = grants(self._rules, listener.name, names) if self._rules else None

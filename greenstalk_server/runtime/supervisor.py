@@ -40,6 +40,8 @@ RESTARTED: Final = (
     "dashboard-store",
     "history",
     "housekeeping",
+    "link-outages",
+    "links",
     "live-pages",
     "standbys",
     "worker-rates",

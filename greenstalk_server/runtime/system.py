@@ -208,6 +208,17 @@ def peer_process(sock: socket.socket) -> str:
     return f"{program}, process {pid}"
 
 
+def peer_user(sock: socket.socket) -> int:
+    """Return the user id of the peer of a connected Unix socket.
+
+    Portable: the own user id; only processes of this user can reach a socket in a directory of mode 0700.
+    """
+    if IS_PORTABLE:
+        return os.geteuid()
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
+
+
 def is_bound(path: Path) -> bool:
     """Return whether a process has bound a Unix socket to *path*, and does not listen yet: its clients are refused.
 

@@ -80,7 +80,9 @@ def test_killed_child_is_restarted_and_the_others_stay(server: Daemon) -> None:
     survivor.suspend()  # so that the new one serves
     try:
         with connect(server) as sock:
-            assert pid_behind(sock) == new.pid
+            sock.sendall(b"list-tube-used\r\n")
+            assert sock.recv(100) == b"USING default\r\n"
+        assert new.is_running()
     finally:
         survivor.resume()
     code, stderr = server.stop()

@@ -1,0 +1,512 @@
+"""A link: the connection to one other process of the queue, with a channel for each client that needs both processes.
+
+On a link, this process is the front of its own clients: a `Wire` carries the commands of one of them to the other
+process. And it is the owner of its shard: a `ServedClient` is a client of the other process, served by a session like
+that of a connection. Frames of a batch are sent together, after the journal's records of the batch are written.
+
+Bounds: a front sends a client's next run of commands when it has all replies to the one before. Each side sends at most
+`WINDOW` bytes of channels that the other has not taken. A ServedClient is not served while more than `MAX_UNSENT` bytes
+wait for the socket. A peer that does not follow the protocol loses the link.
+
+Docstrings say which methods may switch greenlets.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol
+
+from gevent import get_hub
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.journal import Journal
+from greenstalk_server.core.operations import connecting
+from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head
+from greenstalk_server.net.committer import Committer
+from greenstalk_server.net.poller import Handler, Poller
+from greenstalk_server.protocol import link_frames as frames
+from greenstalk_server.protocol.front_session import FrontSession
+from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
+from greenstalk_server.protocol.session import Session
+from greenstalk_server.runtime.clock import Clock
+
+RECEIVE_SIZE: Final = 2**18
+"""Bytes per recv."""
+
+MAX_UNSENT: Final = 2**20
+"""Bytes waiting for the socket above which no ServedClient is served."""
+
+WRITE: Final = 2
+"""Event of a gevent io watcher."""
+
+log = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """What a link needs of its process.
+
+    poller, clock, broker, committer    those of the server.
+    heads       the heads of tubes of other shards.
+    """
+
+    poller: Poller
+    clock: Clock
+    broker: Broker
+    committer: Committer | None
+    heads: dict[bytes, Head]
+
+    def make_session(self, wake: Callable[[], None], facts: dict[str, Any]) -> Session:
+        """Return the session of a client of another process; *facts* are those of its OPEN."""
+
+    def note_output(self, link: Link) -> None:
+        """Call `flush` of *link* soon."""
+
+    def drop(self, link: Link) -> None:
+        """Close *link*, which has failed."""
+
+
+class Wire:
+    """The channel of a client of this process to the owner of a shard. It outlives a link that is not up yet.
+
+    session     whose commands it carries.
+    receive     gets the replies; gets None if they are lost.
+    """
+
+    __slots__ = ("_kept", "link", "number", "receive", "session")
+
+    def __init__(self, session: FrontSession, receive: Callable[[bytes | None], None]) -> None:
+        self.session: FrontSession = session
+        self.receive: Callable[[bytes | None], None] = receive
+        self.link: Link | None = None
+        self.number: int = 0
+        self._kept: list[bytes] = []
+
+    def attach(self, link: Link) -> None:
+        """Open the channel on *link*, and send what was kept."""
+        self.link = link
+        self.number = link.open(self)
+        kept, self._kept = self._kept, []
+        for data in kept:
+            self.send(data)
+
+    def send(self, data: bytes) -> None:
+        """Send *data*, or keep it until there is a link. Does not switch."""
+        if self.link is None:
+            self._kept.append(data)
+        else:
+            self.link.send_data(frames.DATA, self.number, data)
+
+    def close(self) -> None:
+        """Close the channel. Does not switch."""
+        self.receive = _ignore
+        if self.link is not None:
+            self.link.close_wire(self.number)
+
+
+def _ignore(data: bytes | None) -> None:
+    """Stand in for `Wire.receive` when the session is closed."""
+
+
+class ServedClient(Handler):
+    """A client that is connected to the other process of *link*, and its session here."""
+
+    __slots__ = ("_committer", "_held", "_input", "_is_closed", "_journal", "_link", "_number", "_poller", "session")
+
+    def __init__(self, link: Link, number: int, facts: dict[str, Any]) -> None:
+        host = link.host
+        self._link: Link = link
+        self._number: int = number
+        self._poller: Poller = host.poller
+        self._committer: Committer | None = host.committer
+        self._journal: Journal = host.broker.journal
+        self._input: list[bytes] = []
+        self._held: deque[tuple[int, bytes]] = deque()
+        self._is_closed: bool = False
+        self.session: Session = host.make_session(partial(host.poller.queue, self), facts)
+        client = self.session.client
+        connecting.become_remote(host.broker, client, link)
+        client.address, client.name = str(facts["address"]), str(facts["name"])
+        client.connected_at = host.clock()
+        client.hang_up = self._hang_up
+
+    def push(self, data: bytes) -> None:
+        """Serve *data*, which has arrived, in the next batch."""
+        self._input.append(data)
+        self._poller.queue(self)
+
+    def resume(self, now: int, limit: range) -> bytes:
+        """Continue after a wait or a slice, or serve the input; return the replies to be sent."""
+        session = self.session
+        if self._is_closed or session.stream is not None:
+            return b""
+        if self._held or self._link.is_full:
+            self._link.note_stalled(self)
+            return b""
+        promised = self._journal.promised
+        if session.is_woken or session.has_more:
+            out = session.resume(now, limit)
+        elif self._input:
+            data, self._input = b"".join(self._input), []
+            self._link.grant(len(data))
+            out = session.receive(data, now, limit)
+        else:
+            return b""
+        self._poller.spend(session.cost)
+        if session.is_closing:
+            self._hang_up()
+        elif session.has_more or self._input:
+            self._poller.queue(self)
+        if session.reports or self._journal.promised != promised:
+            return self._hold(out)
+        return out
+
+    def send(self, out: bytes) -> None:
+        """Send *out*, then the stream that follows it."""
+        self._link.send_data(frames.REPLY, self._number, out)
+        self.pump()
+
+    def pump(self) -> None:
+        """Send the stream of the session as far as there is room."""
+        session = self.session
+        while session.stream is not None and not self._held:
+            if self._link.is_full:
+                self._link.note_stalled(self)
+                return
+            piece = session.stream.next()
+            if piece:
+                self._link.send_data(frames.REPLY, self._number, piece)
+            else:
+                session.end_stream()
+                self._poller.queue(self)
+
+    def release(self, safe: int) -> None:
+        """Send the replies that waited for records up to number *safe*. Called by the committer. Does not switch."""
+        while self._held and self._held[0][0] <= safe and not self._is_closed:
+            self._link.send_data(frames.REPLY, self._number, self._held.popleft()[1])
+        if not self._held:
+            self.pump()
+            self._poller.queue(self)
+        self._link.host.note_output(self._link)
+
+    def close(self, now: int) -> None:
+        """Disconnect the client, once."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._link.grant(sum(map(len, self._input)))
+            self._input = []
+            self.session.close(now)
+
+    def fail(self, error: Exception) -> None:
+        """Log *error*, and close."""
+        log.error("internal error: the client is disconnected", exc_info=error)
+        self._hang_up()
+
+    def _hold(self, out: bytes) -> bytes:
+        """Return *out* if there is no journal; else hold it until the records of the batch are committed."""
+        if self._committer is None or not out:
+            return out
+        self._held.append((self._journal.promised, out))
+        self._link.commit_held(self)
+        return b""
+
+    def settle(self) -> None:
+        """Send the held replies whose records are safe by now, and have the committer release the others."""
+        assert self._committer is not None
+        self.release(self._journal.safe)
+        if self._held:
+            self._committer.hold(self)
+
+    def _hang_up(self) -> None:
+        """Disconnect the client, and tell its front."""
+        if not self._is_closed:
+            self.close(self._link.host.clock())
+            self._link.send_closed(self._number)
+
+
+class Link(Handler):
+    """The connection to one other process, after the handshake.
+
+    peer    number of the other process's shard.
+    host    this process.
+    """
+
+    def __init__(self, host: Host, peer: int, sock: socket.socket) -> None:
+        self.host: Host = host
+        self.peer: int = peer
+        self.is_lost: bool = False
+        self._sock: socket.socket = sock
+        self._reader: FrameReader = FrameReader()
+        self._wires: dict[int, Wire] = {}
+        self._clients: dict[int, ServedClient] = {}
+        self._last_wire: int = 0
+        self._out: list[bytes] = []
+        self._unsent: bytes = b""
+        self._queued: int = 0
+        self._credit: int = frames.WINDOW
+        self._blocked: deque[tuple[int, int, bytes]] = deque()
+        self._granted: int = frames.WINDOW  # bytes that the peer may still send
+        self._taken: int = 0  # bytes taken and not granted again yet
+        self._stalled: dict[ServedClient, None] = {}
+        self._settling: dict[ServedClient, None] = {}
+        self._published: dict[bytes, Head] = {}
+        self._watcher: Any = None
+
+    def start(self) -> None:
+        """Begin to serve the link; raise OSError if the system cannot poll the socket. Does not switch."""
+        self.host.poller.add(self._sock.fileno(), self)
+
+    # As front
+
+    def open(self, wire: Wire) -> int:
+        """Open a channel for *wire*; return its number."""
+        self._last_wire += 1
+        number = self._last_wire
+        self._wires[number] = wire
+        client = wire.session.client
+        listener, names = wire.session.origin
+        facts = {"address": client.address, "name": client.name, "listener": listener, "names": names}
+        self._write(frame(frames.OPEN, number, json.dumps(facts).encode()[: frames.MAX_PAYLOAD]))
+        return number
+
+    def close_wire(self, number: int) -> None:
+        """Close the channel *number*."""
+        if self._wires.pop(number, None) is not None:
+            self._write(frame(frames.CLOSE, number))
+
+    # As owner
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much output waits for the socket, or for the peer."""
+        return self._queued > MAX_UNSENT or bool(self._blocked)
+
+    def note_stalled(self, client: ServedClient) -> None:
+        """Have *client* continue when output has been sent."""
+        self._stalled[client] = None
+
+    def commit_held(self, client: ServedClient) -> None:
+        """Call `settle` of *client* once the batch is committed."""
+        self._settling[client] = None
+        self.host.note_output(self)
+
+    def send_closed(self, number: int) -> None:
+        """Tell the front that the channel *number* is closed."""
+        self._clients.pop(number, None)
+        self._write(frame(frames.CLOSED, number))
+
+    def publish(self, tube: bytes, head: Head) -> None:
+        """Publish the *head* of *tube*, if it differs from the last one."""
+        if self._published.get(tube, NO_HEAD) == head:
+            return
+        if head == NO_HEAD:
+            del self._published[tube]
+        else:
+            self._published[tube] = head
+        self._write(frame(frames.HEAD, 0, frames.encode_head(tube, *head)))
+
+    def grant(self, count: int) -> None:
+        """Note that *count* bytes of channels have been taken."""
+        self._taken += count
+        if self._taken > frames.WINDOW // 4:
+            self._granted += self._taken
+            self._write(frame(frames.WINDOW_GRANT, self._taken))
+            self._taken = 0
+
+    # Output
+
+    def send_data(self, kind: int, number: int, data: bytes) -> None:
+        """Send *data* of the channel *number*, as far as the window allows; keep the rest. Does not switch."""
+        for piece in frames.pieces(data):
+            if self._blocked or self._credit < len(piece):
+                self._blocked.append((kind, number, piece))
+            else:
+                self._credit -= len(piece)
+                self._write(frame(kind, number, piece))
+
+    def _write(self, data: bytes) -> None:
+        self._out.append(data)
+        self._queued += len(data)
+        self.host.note_output(self)
+
+    def flush(self) -> None:
+        """Settle the held replies, and send what the socket accepts. Does not switch."""
+        while self._settling:
+            client, _ = self._settling.popitem()
+            client.settle()
+        if self._watcher is not None or self.is_lost or not self._out:
+            return
+        data, self._out = b"".join([self._unsent, *self._out]), []
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.host.drop(self)
+            return
+        self._unsent = data[sent:]
+        self._queued = len(self._unsent)
+        if self._unsent:
+            self._watcher = get_hub().loop.io(self._sock.fileno(), WRITE)
+            self._watcher.start(self._flush_rest)
+        elif self._stalled:
+            self._continue_stalled()
+
+    def _flush_rest(self) -> None:
+        self._watcher.stop()
+        self._watcher.close()
+        self._watcher = None
+        self._out.append(b"")
+        self.flush()
+
+    def _continue_stalled(self) -> None:
+        stalled, self._stalled = self._stalled, {}
+        for client in stalled:
+            client.pump()
+            self.host.poller.queue(client)
+
+    # Called by the poller. No method switches.
+
+    def receive(self) -> bytes | None:
+        """Return the bytes that have arrived, b"" at the end of the stream, or None if there are none."""
+        try:
+            data = self._sock.recv(RECEIVE_SIZE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        self.host.poller.arm(self._sock.fileno())
+        if len(data) == RECEIVE_SIZE:
+            self.note_unread()
+        return data
+
+    def serve(self, data: bytes, now: int, limit: range) -> bytes:
+        """Pass on the frames in *data*."""
+        if self.is_lost:
+            return b""
+        if not data:
+            self.host.drop(self)
+            return b""
+        try:
+            for kind, channel, payload in self._reader.feed(data):
+                self._handle(kind, channel, payload, now)
+        except LinkError as error:
+            log.error("link to shard %d: %s; the link is closed", self.peer, error)  # noqa: TRY400  no traceback
+            self.host.drop(self)
+        return b""
+
+    def resume(self, now: int, limit: range) -> bytes:
+        """Receive again."""
+        if not self.is_lost:
+            data = self.receive()
+            if data is not None:
+                self.serve(data, now, limit)
+        return b""
+
+    def defer(self, data: bytes) -> None:
+        """Pass on the frames in *data* now: this costs little, and the channels take turns later."""
+        self.serve(data, self.host.clock(), range(1))
+
+    def note_unread(self) -> None:
+        """Have the poller call `resume`."""
+        self.host.poller.queue(self)
+
+    def note_hang_up(self) -> None:
+        """Have the poller call `resume`, which meets the end of the stream."""
+        self.host.poller.queue(self)
+
+    def fail(self, error: Exception) -> None:
+        """Log *error*, and close the link."""
+        log.error("internal error: the link to shard %d is closed", self.peer, exc_info=error)
+        self.host.drop(self)
+
+    def _handle(self, kind: int, channel: int, payload: bytes, now: int) -> None:
+        """Handle one frame; raise LinkError if the peer may not send it."""
+        if kind in (frames.DATA, frames.REPLY):
+            self._granted -= len(payload)
+            if self._granted < 0:
+                raise LinkError("more bytes than the window allows")
+        if kind == frames.REPLY:
+            self.grant(len(payload))
+            self._pass_reply(channel, payload)
+        elif kind == frames.DATA:
+            client = self._clients.get(channel)
+            if client is not None:
+                client.push(payload)
+            else:
+                self.grant(len(payload))
+        elif kind in (frames.OPEN, frames.CLOSE):
+            self._handle_client(kind, channel, payload, now)
+        elif kind == frames.CLOSED:
+            self._pass_reply(channel, None)
+            self._wires.pop(channel, None)
+        elif kind == frames.HEAD:
+            self._note_head(payload)
+        elif kind == frames.WINDOW_GRANT:
+            self._use_grant(channel)
+        else:
+            raise LinkError(f"unexpected frame of kind {kind}")
+
+    def _pass_reply(self, channel: int, data: bytes | None) -> None:
+        """Pass *data* to the session of the channel, unless that is closed."""
+        wire = self._wires.get(channel)
+        if wire is not None:
+            wire.receive(data)
+
+    def _handle_client(self, kind: int, channel: int, payload: bytes, now: int) -> None:
+        """Handle OPEN or CLOSE."""
+        client = self._clients.pop(channel, None)
+        if kind == frames.OPEN:
+            if client is not None:
+                raise LinkError(f"channel {channel} is open already")
+            self._clients[channel] = ServedClient(self, channel, _facts(payload))
+        elif client is not None:
+            client.close(now)
+
+    def _note_head(self, payload: bytes) -> None:
+        """Handle HEAD."""
+        tube, pri, since = frames.decode_head(payload)
+        if pri < 0:
+            self.host.heads.pop(tube, None)
+        else:
+            self.host.heads[tube] = (pri, since)
+
+    def _use_grant(self, count: int) -> None:
+        """Send the data that was blocked, as far as *count* more bytes allow."""
+        self._credit += count
+        if self._credit > frames.WINDOW:
+            raise LinkError("a grant of more than the window")
+        while self._blocked and self._credit >= len(self._blocked[0][2]):
+            kind, number, piece = self._blocked.popleft()
+            self._credit -= len(piece)
+            self._write(frame(kind, number, piece))
+
+    def close(self) -> tuple[list[Wire], list[ServedClient]]:
+        """Close the socket; return the wires and clients that the caller has to end. Does not switch."""
+        self.is_lost = True
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._watcher.close()
+            self._watcher = None
+        self.host.poller.remove(self._sock.fileno())
+        self._sock.close()
+        self._out, self._stalled, self._settling = [], {}, {}
+        wires, self._wires = list(self._wires.values()), {}
+        clients, self._clients = list(self._clients.values()), {}
+        return wires, clients
+
+
+def _facts(payload: bytes) -> dict[str, Any]:
+    """Return the facts of OPEN; raise LinkError if they are malformed."""
+    try:
+        facts: dict[str, Any] = json.loads(payload)
+        texts = [facts["address"], facts["name"], facts["listener"], *facts["names"]]
+    except (ValueError, KeyError, TypeError):
+        raise LinkError("malformed OPEN") from None
+    if not all(isinstance(text, str) for text in texts):
+        raise LinkError("malformed OPEN")
+    return facts
