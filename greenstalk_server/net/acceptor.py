@@ -203,7 +203,7 @@ class Acceptor(_Backpressure, _Plain):
 class WebServer(_Backpressure, WSGIServer):  # type: ignore[misc]
     """gevent's HTTP server. Set `files` before it starts.
 
-    turns       a FairQueue shared by all of its connections; each read and each answered request takes one turn.
+    turns       a FairQueue shared by all of its connections, for their reads and answers; see `http`.
     readiness   wakes the connections that have input.
     """
 

@@ -4,9 +4,10 @@ gevent's own handler has no timeouts. It reads from one client for as long as da
 the application does not want, and the loop serves no other client during that time.
 
 This handler reads `READ_SIZE` bytes at a time. In each iteration of the event loop, the server does one step for all
-HTTP connections together: it does one read, or answers one request. So other clients wait for one such step at most,
-and `Readiness` bounds the number of connections that are woken. Slow clients are disconnected. A request that a proxy
-and this server could interpret differently is rejected.
+HTTP connections together: it does one read, and answers the request whose head ends in that read; or it answers one
+request that was already read. So other clients wait for one such step at most, and `Readiness` bounds the number of
+connections that are woken. Slow clients are disconnected. A request that a proxy and this server could interpret
+differently is rejected.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ class RequestHandler(logs.RequestHandler):
         return headers
 
     def run_application(self) -> None:
-        self.server.turns.take()
+        if not self._incoming.use_turn():
+            self.server.turns.take()
         super().run_application()
 
     def _check_http_version(self) -> bool:
@@ -276,6 +278,7 @@ class _Incoming(io.RawIOBase):
         self._began: float = 0.0  # time of its first byte
         self._is_head: bool = True
         self._is_over: bool = False
+        self._turn: int = -1  # the iteration of the event loop whose turn the last read took; -1 without one
 
     def begin(self) -> None:
         """Expect a new request."""
@@ -284,6 +287,11 @@ class _Incoming(io.RawIOBase):
     def end_head(self) -> None:
         """Mark the headers as completely read."""
         self._is_head = False
+
+    def use_turn(self) -> bool:
+        """Return whether the turn of the last read is still valid, and end it."""
+        turn, self._turn = self._turn, -1
+        return turn == self._turns.iteration
 
     def readable(self) -> bool:
         return True
@@ -318,10 +326,24 @@ class _Incoming(io.RawIOBase):
             left = self._began + REQUEST_TIMEOUT + self._received / MIN_RATE - time.monotonic()
         if left <= 0:
             raise TimeoutError
+        if self._take_free_turn():  # the request of a new connection has often arrived, which saves the wait
+            self._sock.settimeout(0.0)
+            try:
+                return self._sock.recv_into(buffer)
+            except BlockingIOError:
+                pass
+            finally:
+                self._sock.settimeout(SEND_TIMEOUT)
         self._readiness.wait(self._sock.fileno(), left)
-        self._turns.take()
+        if not self._take_free_turn():
+            self._turns.take()
         self._sock.settimeout(SEND_TIMEOUT)
         return self._sock.recv_into(buffer)
+
+    def _take_free_turn(self) -> bool:
+        is_taken = self._turns.take_if_free()
+        self._turn = self._turns.iteration if is_taken else -1
+        return is_taken
 
 
 def _unread(sock: Any) -> int:

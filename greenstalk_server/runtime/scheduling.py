@@ -58,10 +58,21 @@ class FairQueue:
         self._admitted_in: int = -1  # the iteration of the loop in which a greenlet was admitted last
         self._timer: Any = self._loop.timer(YIELD_DELAY)
 
+    @property
+    def iteration(self) -> int:
+        """The number of the current iteration of the event loop."""
+        return int(self._loop.iteration)
+
+    def take_if_free(self) -> bool:
+        """Take the turn of this iteration; return False if it is taken, or if others wait. Does not switch."""
+        if self._waiting or self._admitted_in == self._loop.iteration:
+            return False
+        self._admitted_in = self._loop.iteration
+        return True
+
     def take(self) -> None:
         """Wait until admitted. Switches if others wait, or if a greenlet was already admitted in this iteration."""
-        if not self._waiting and self._admitted_in != self._loop.iteration:
-            self._admitted_in = self._loop.iteration
+        if self.take_if_free():
             return
         turn = Event()
         self._waiting.append(turn)

@@ -209,6 +209,31 @@ def test_a_bounded_number_of_connections_is_woken_per_iteration(have_input: bool
             end.close()
 
 
+@pytest.mark.parametrize(("connections", "pipelined"), [(30, 1), (1, 30), (10, 3)])
+def test_one_request_is_answered_per_iteration(connections: int, pipelined: int) -> None:
+    answered = 0
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        nonlocal answered
+        answered += 1
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"x"]
+
+    listener = gevent.socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = WebServer(listener, app, log=None, handler_class=RequestHandler)
+    server.files = DescriptorBudget(1000, LimitCounters())
+    server.start()
+    with ExitStack() as at_exit, LoopIterations(lambda: answered) as loop:
+        at_exit.callback(server.stop, timeout=1)
+        for _ in range(connections):
+            client = socket.create_connection(("127.0.0.1", server.server_port), TIMEOUT)
+            at_exit.callback(client.close)
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * pipelined)
+        until(lambda: answered == connections * pipelined)
+    assert loop.max_progress == 1
+
+
 def test_wait_for_input_times_out_and_leaves_nothing_behind() -> None:
     readiness = http.Readiness()
     ours, theirs = socket.socketpair()

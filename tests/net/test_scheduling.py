@@ -14,7 +14,7 @@ from gevent import get_hub
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.net.tls import Certificates, TlsSocket, shake_hands
-from greenstalk_server.runtime.scheduling import FairQueue
+from greenstalk_server.runtime.scheduling import FairQueue, yield_to_loop
 from tests.net.in_process import wait_until
 from tests.support.tls import InMemory, context, make_certificates
 
@@ -55,6 +55,17 @@ def test_turn_that_is_free_costs_no_iteration(rounds: list[int]) -> None:
         gevent.idle()
         turns.take()
     assert rounds[0] - before <= MANY + 1
+
+
+def test_free_turn_is_taken_once_in_an_iteration() -> None:
+    turns = FairQueue()
+    assert [turns.take_if_free() for _ in range(2)] == [True, False]
+    waiting = gevent.spawn(turns.take)
+    gevent.sleep(0)
+    assert not waiting.ready() and not turns.take_if_free(), "the greenlet that waits is first"
+    waiting.get(timeout=10)
+    yield_to_loop()
+    assert turns.take_if_free()
 
 
 def test_greenlets_are_admitted_in_order() -> None:
