@@ -88,6 +88,18 @@ def test_work_does_not_yield_before_its_slice_is_used_up(clock: FakeTime) -> Non
     assert (clock.idle_calls, clock.sleeps) == (1, [])
 
 
+def test_first_slice_may_be_longer(clock: FakeTime) -> None:
+    pace = Pace(5)
+    for _ in range(49):
+        clock.now += SLICE / 10
+        pace.yield_if_due()
+    assert clock.idle_calls == 0
+    for idle_calls in (1, 2):
+        clock.now += SLICE
+        pace.yield_if_due()
+        assert clock.idle_calls == idle_calls
+
+
 def test_work_gets_a_thirtieth_of_the_time_while_others_are_busy(clock: FakeTime) -> None:
     pace, clock.round_trip = Pace(), 2 * MAX_IDLE_CPU
     clock.now += SLICE

@@ -59,9 +59,11 @@ class Pace:
     counts work in requests as others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
+        """Begin with a slice as long as *first* slices."""
         self._busy_until: float = 0.0
         self._begin_slice()
+        self._until += (first - 1) * SLICE
 
     def yield_if_due(self) -> None:
         """Let others run if the slice is used up. May switch."""

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 from jinja2 import Environment, Template
 
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.cooperative import Pace
+
+FIRST_SLICE: Final = 5
+"""Length of the first slice of a page, in slices. Most pages are rendered in this time: 0.5 ms. Four yields would take
+0.05 ms more CPU.
+"""
 
 
 class PageTemplate(Template):
@@ -42,7 +47,7 @@ class PageTemplate(Template):
         """Return the page as text, as Template.render does: 100 rows take 5 ms. May switch."""
         context = self.new_context(dict(*args, **values))
         try:
-            return "".join(Pace().each(self.root_render_func(context)))
+            return "".join(Pace(FIRST_SLICE).each(self.root_render_func(context)))
         except Exception:  # noqa: BLE001  handle_exception raises
             self.environment.handle_exception()
         finally:
