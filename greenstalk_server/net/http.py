@@ -230,8 +230,7 @@ class Readiness:
         loop = get_hub().loop
         self._poll, self._watcher = open_poll(loop, ref=False)
         self._watcher.start(self._wake)
-        self._timer: Any = loop.timer(TIMEOUT_CHECK_INTERVAL, TIMEOUT_CHECK_INTERVAL)
-        self._timer.start(self._end_late)
+        self._timer: Any = loop.timer(TIMEOUT_CHECK_INTERVAL, TIMEOUT_CHECK_INTERVAL)  # runs while greenlets wait
         self._soon: Any = loop.timer(YIELD_DELAY)
 
     def wait(self, descriptor: int, seconds: float) -> None:
@@ -239,6 +238,8 @@ class Readiness:
         ready = Event()
         self._waiting[descriptor] = ready, time.monotonic() + seconds
         self._poll.register(descriptor, LEVEL_EVENTS)
+        if not self._timer.active:
+            self._timer.start(self._end_late)
         try:
             ready.wait()
             if descriptor not in self._waiting:
@@ -255,6 +256,8 @@ class Readiness:
 
     def _end_late(self) -> None:
         """Remove up to MAX_WAKES waits whose time is over, and wake their greenlets."""
+        if not self._waiting:
+            self._timer.stop()
         now = time.monotonic()
         late = [descriptor for descriptor, (_, until) in self._waiting.items() if until <= now]
         for descriptor in late[:MAX_WAKES]:

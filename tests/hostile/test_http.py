@@ -243,6 +243,8 @@ def test_wait_for_input_times_out_and_leaves_nothing_behind() -> None:
                 readiness.wait(ours.fileno(), 0.001)
         theirs.close()
         readiness.wait(ours.fileno(), TIMEOUT)
+    assert readiness._timer.active
+    until(lambda: not readiness._timer.active)
 
 
 def test_request_that_trickles_times_out(
