@@ -100,6 +100,7 @@ def upkeep(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Upkeep that collects and checks in each of its runs."""
     monkeypatch.setattr(gc_tuning, "COLLECTION_INTERVAL", 0)
     monkeypatch.setattr(gc_tuning, "CHECK_SHARE", 0)
+    monkeypatch.setattr(gc_tuning, "CHECK_CPU_SHARE", 0)
     running = Upkeep()
     running.start()
     yield
@@ -130,6 +131,26 @@ def test_memory_is_returned_in_portions_while_it_becomes_free() -> None:
         kept = max(kept, resident_bytes() - size * len(blocks) - used)
     assert MIN_TRIM / 2 < kept < 2 * MIN_TRIM
     assert above
+
+
+@pytest.mark.usefixtures("upkeep")
+def test_heap_is_not_checked_while_the_server_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_bytes, checks = Upkeep._free_bytes, 0
+
+    def counted(upkeep: Upkeep) -> int:
+        nonlocal checks
+        checks += 1
+        return free_bytes(upkeep)
+
+    monkeypatch.setattr(Upkeep, "_free_bytes", counted)
+    let_upkeep_run()
+    assert checks
+    monkeypatch.setattr(gc_tuning, "CHECK_CPU_SHARE", 10**9)
+    let_upkeep_run()  # the check that sets the time of the next one
+    checks = 0
+    for _ in range(3):
+        let_upkeep_run()
+    assert not checks
 
 
 @pytest.mark.usefixtures("tuned")
