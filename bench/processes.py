@@ -1,0 +1,241 @@
+"""Measure several processes behind one port: python -m bench.processes. See README.md.
+
+Each connection puts, reserves and deletes a job, one command in flight. What differs is the shard of the job's tube:
+that of the process which holds the connection (`own`), another one (`other`), any (`mixed`), or each in turn, while the
+connection reserves from tubes of all shards (`across`). CPU is that of all processes of the server.
+
+With --quota, each process may use that part of one CPU (cgroups of version 1, as root), so that a machine with few CPUs
+shows how throughput grows with processes.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import split
+from statistics import median
+from typing import Final
+from zlib import crc32
+
+from .client import Client
+from .errors import BenchError
+from .servers import OURS_COMMAND, free_port
+
+CONNECTIONS: Final = 16
+"""Connections to each process."""
+
+MAX_CONNECTIONS: Final = 4000
+"""Connections that may be opened to get CONNECTIONS to each process."""
+
+BODY: Final = b"b" * 128
+CGROUP: Final = Path("/sys/fs/cgroup/cpu/greenstalk-bench")
+PERIOD_US: Final = 10_000
+LOADS: Final = ("own", "other", "mixed", "across")
+
+
+@dataclass
+class Connection:
+    """A connection, and the shard of the process that holds it."""
+
+    client: Client
+    shard: int
+    tubes: list[bytes]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Median of the rounds: CPU of the server in microseconds a command, and commands a second."""
+
+    cpu_us: float
+    rate: float
+
+
+def main() -> int:
+    """Measure all loads; return the exit status."""
+    options = _parser().parse_args()
+    try:
+        for line in _rows(options):
+            print(line, flush=True)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _rows(options: argparse.Namespace) -> Iterator[str]:
+    yield "| server | load | CPU us/command | to one process | commands/s | to one process |"
+    yield "|---|---|---|---|---|---|"
+    base: Result | None = None
+    contenders = [("beanstalkd", 1, "own", "beanstalkd -l 127.0.0.1 -p {port}"), ("1 process", 1, "own", OURS_COMMAND)]
+    for count in options.processes:
+        command = f"{OURS_COMMAND} --processes {count}"
+        contenders += [(f"{count} processes", count, load, command) for load in LOADS]
+    for name, count, load, command in contenders:
+        result = _measure(command, count, load, options)
+        if name == "1 process":
+            base = result
+        cpu, rate = (result.cpu_us / base.cpu_us, result.rate / base.rate) if base is not None else (0.0, 0.0)
+        yield f"| {name} | {load} | {result.cpu_us:.2f} | {cpu:.2f} | {result.rate:,.0f} | {rate:.2f} |"
+
+
+def _measure(command: str, count: int, load: str, options: argparse.Namespace) -> Result:
+    with _running(command, options.quota) as (port, pids), ExitStack() as stack:
+        connections = _connect(port, count, pids, stack)
+        _set_tubes(connections, count, load)
+        _cycle(connections, 0.3)
+        samples = [_sample(connections, pids, options.seconds) for _ in range(options.rounds)]
+    return Result(median([sample.cpu_us for sample in samples]), median([sample.rate for sample in samples]))
+
+
+def _sample(connections: list[Connection], pids: list[int], seconds: float) -> Result:
+    cpu, began = _cpu_seconds(pids), time.monotonic()
+    commands = _cycle(connections, seconds)
+    elapsed, used = time.monotonic() - began, _cpu_seconds(pids) - cpu
+    return Result(used / commands * 1e6, commands / elapsed)
+
+
+def _connect(port: int, count: int, pids: list[int], stack: ExitStack) -> list[Connection]:
+    """Return CONNECTIONS to each process. The processes have started in the order of their shards."""
+    found: dict[int, list[Connection]] = {shard: [] for shard in range(count)}
+    children = sorted(pids)[1:] if count > 1 else []
+    for _ in range(MAX_CONNECTIONS):
+        client = Client(port)
+        stack.callback(client.close)
+        shard = 0
+        if count > 1:
+            pid = int(client.stats().split(b"\npid: ")[1].split(b"\n")[0])
+            shard = children.index(pid)
+        if len(found[shard]) < CONNECTIONS:
+            found[shard].append(Connection(client, shard, []))
+        if all(len(each) == CONNECTIONS for each in found.values()):
+            return [connection for each in found.values() for connection in each]
+    raise BenchError(f"no {CONNECTIONS} connections to each process after {MAX_CONNECTIONS}")
+
+
+def _set_tubes(connections: list[Connection], count: int, load: str) -> None:
+    """Choose the tubes of each connection, and watch and use them; a connection shares its tubes with no other."""
+    for number, connection in enumerate(connections):
+        own = connection.shard
+        shards = [own]
+        if load == "other":
+            shards = [(own + 1 + number % (count - 1)) % count]
+        elif load == "mixed":
+            shards = [number // count % count]
+        elif load == "across":
+            shards = list(range(count))
+        connection.tubes = [_tube(shard, count, number) for shard in shards]
+        for tube in connection.tubes:
+            connection.client.ask(b"watch %b\r\n" % tube)
+        connection.client.ask(b"ignore default\r\n")
+        connection.client.ask(b"use %b\r\n" % connection.tubes[0])
+
+
+def _tube(shard: int, count: int, number: int) -> bytes:
+    """Return a name of a tube that lives on *shard*."""
+    names = (b"tube-%d-%d" % (number, attempt) for attempt in range(100_000))
+    return next(name for name in names if crc32(name) % count == shard)
+
+
+def _cycle(connections: list[Connection], seconds: float) -> int:
+    """Put, reserve and delete on all connections for *seconds*; return the number of commands."""
+    until, cycles = time.monotonic() + seconds, 0
+    clients = [connection.client for connection in connections]
+    while time.monotonic() < until:
+        for connection in connections:
+            tubes, put = connection.tubes, b"put "
+            if len(tubes) > 1:
+                put = b"put-in-tube %b " % tubes[cycles % len(tubes)]
+            connection.client.send(b"%b0 0 60 %d\r\n%b\r\n" % (put, len(BODY), BODY))
+        for client in clients:
+            _expect(client.read_lines(1), b"INSERTED ")
+        for client in clients:
+            client.send(b"reserve\r\n")
+        ids = [_expect(client.read_lines(2), b"RESERVED ").split(b" ")[1] for client in clients]
+        for client, id in zip(clients, ids, strict=True):
+            client.send(b"delete %b\r\n" % id)
+        for client in clients:
+            _expect(client.read_lines(1), b"DELETED")
+        cycles += 1
+    return cycles * len(connections) * 3
+
+
+def _expect(reply: bytes, word: bytes) -> bytes:
+    if not reply.startswith(word):
+        raise BenchError(f"the server has replied {reply[:80]!r} instead of {word.decode()}")
+    return reply
+
+
+@contextmanager
+def _running(command: str, quota: float) -> Iterator[tuple[int, list[int]]]:
+    """Start the server; yield its port, and the ids of all of its processes."""
+    port = free_port()
+    process = subprocess.Popen(
+        split(command.format(port=port, web="--no-web")), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _await(port, process)
+        time.sleep(1)
+        tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        pids = [process.pid, *map(int, tasks)]
+        with _quotas(pids[1:] or pids, quota):
+            yield port, pids
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _await(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(500):
+        if process.poll() is not None:
+            raise BenchError(f"the server has exited with {process.returncode}")
+        with suppress(OSError):
+            Client(port).close()
+            return
+        time.sleep(0.02)
+    raise BenchError("the server does not listen")
+
+
+@contextmanager
+def _quotas(pids: list[int], quota: float) -> Iterator[None]:
+    """Limit each process to the part *quota* of one CPU; 0: no limit."""
+    groups = [CGROUP.with_name(f"{CGROUP.name}-{pid}") for pid in pids] if quota else []
+    try:
+        for group, pid in zip(groups, pids, strict=False):
+            group.mkdir()
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(int(PERIOD_US * quota)))
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    except OSError as error:
+        raise BenchError(f"--quota needs root and cgroups of version 1: {error}") from error
+    finally:
+        for group, pid in zip(groups, pids, strict=False):
+            with suppress(OSError):
+                (CGROUP.parent / "cgroup.procs").write_text(str(pid))
+                group.rmdir()
+
+
+def _cpu_seconds(pids: list[int]) -> float:
+    """Return the CPU time of *pids*, in seconds."""
+    threads = [each for pid in pids for each in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.processes", description="Measure several processes behind one port."
+    )
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="numbers of processes (2 4)")
+    parser.add_argument("--rounds", type=int, default=3, help="samples of each load (3)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a sample (2)")
+    parser.add_argument("--quota", type=float, default=0.0, help="part of one CPU for each process (0: no limit)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
