@@ -110,6 +110,7 @@ class Links:
         """Connect to the other processes. Does not switch."""
         self.poller = poller
         poller.after_batch = self.flush
+        self.broker.heads.on_change = self._note_output
         for service in self._services:
             service.start()
 
@@ -156,7 +157,12 @@ class Links:
 
     def note_output(self, link: Link) -> None:
         """Call `flush` of *link* at the end of the batch; outside of a batch, in the next iteration of the loop."""
+        if not self._dirty:
+            self._note_output()
         self._dirty[link] = None
+
+    def _note_output(self) -> None:
+        self.poller.is_output_due = True
         if not (self.poller.is_serving or self._is_flush_due):
             self._is_flush_due = True
             gevent.get_hub().loop.run_callback(self._flush_late)
@@ -181,15 +187,13 @@ class Links:
 
     def flush(self) -> None:
         """Publish heads that have changed, and send the output of all links. Does not switch."""
-        heads = self.broker.heads
-        if heads.has_changed:
-            now = self.clock()
-            for tube, subscribers in heads.take():
-                head = head_of(tube, now)
-                for link in subscribers:
-                    assert isinstance(link, Link)
-                    if not link.is_lost:
-                        link.publish(tube.name, head)
+        now = self.clock()
+        for tube, subscribers in self.broker.heads.take():
+            head = head_of(tube, now)
+            for link in subscribers:
+                assert isinstance(link, Link)
+                if not link.is_lost:
+                    link.publish(tube.name, head)
         while self._dirty:
             link, _ = self._dirty.popitem()
             link.flush()

@@ -130,7 +130,8 @@ class Poller:
     turns       shared by the greenlets that send large replies.
     before_send called with the replies of a batch, and their handlers, before they are sent; it must not switch. None
                 if there is nothing to do.
-    after_batch     called after each batch, when its replies are sent; must not switch. None if there is nothing to do.
+    after_batch     called after a batch, when its replies are sent, if `is_output_due`; must not switch.
+    is_output_due   `after_batch` has something to do.
     is_serving      a batch is being served.
     has_held_replies    returns whether there are held replies, which the loop must send. None if replies are never
                         held.
@@ -162,6 +163,7 @@ class Poller:
         self.turns: FairQueue = FairQueue()
         self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None
         self.after_batch: Callable[[], None] | None = None
+        self.is_output_due: bool = False
         self.is_serving: bool = False
         self.has_held_replies: Callable[[], bool] | None = None
 
@@ -306,7 +308,8 @@ class Poller:
             self._take_turns(now, replies)
         self._send(replies)
         self.is_serving = False
-        if self.after_batch is not None:
+        if self.is_output_due and self.after_batch is not None:
+            self.is_output_due = False
             self.after_batch()
 
     def _send(self, replies: list[tuple[Handler, bytes]]) -> None:

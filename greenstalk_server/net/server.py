@@ -336,6 +336,7 @@ class Server:
                 now=self.clock(),
                 routes=self._links,
                 origin=(listener.name, names),
+                is_timed=bool(limits.rate or limits.idle_timeout or limits.command_timeout),
             )
         if not (self._rules or limits.rate or limits.idle_timeout or limits.command_timeout):
             return Session

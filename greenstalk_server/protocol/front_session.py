@@ -28,7 +28,6 @@ from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.transitions.waiting import cancel_wait
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head
 from greenstalk_server.protocol import replies
-from greenstalk_server.protocol import reserve_commands as reserves
 from greenstalk_server.protocol import session_commands as sessions
 from greenstalk_server.protocol import tube_commands as tubes
 from greenstalk_server.protocol.access import Grants
@@ -42,7 +41,7 @@ from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import POSTPONED, PUT_LENGTH
 from greenstalk_server.protocol.session_state import Command
 from greenstalk_server.protocol.streams import WholeStream
-from greenstalk_server.protocol.verb import HERE, JOB, MANY, USED, Verb
+from greenstalk_server.protocol.verb import HERE, JOB, MANY, RESERVE, USED, Verb
 
 NO_SHARD: Final = -1
 
@@ -438,13 +437,16 @@ class FrontSession(RestrictedSession):
     """
 
     __slots__ = (
+        "_base",
         "_channels",
         "_is_run_repeatable",
+        "_own",
         "_put_line",
         "_remote_watches",
         "_run",
         "_run_shard",
         "_run_size",
+        "_shards",
         "_used",
         "_used_shard",
         "_watched",
@@ -463,10 +465,15 @@ class FrontSession(RestrictedSession):
         now: int,
         routes: Routes,
         origin: tuple[str, list[str]],
+        is_timed: bool,
     ) -> None:
         """See RestrictedSession. *origin*: name of the listener, and names in the client's certificate."""
         super().__init__(broker, wake, grants, rate, now)
         self.routes: Routes = routes
+        self.is_timed = is_timed
+        self._own: int = routes.own
+        self._base: int = routes.ids.base
+        self._shards: int = routes.ids.shards
         self.origin: tuple[str, list[str]] = origin
         self.has_reserved_there: bool = False
         self._channels: dict[int, Channel] = {}
@@ -599,7 +606,7 @@ class FrontSession(RestrictedSession):
         return [shard for shard, channel in self._channels.items() if channel.has_reserved]
 
     def _others(self) -> list[int]:
-        return [shard for shard in range(self.routes.ids.shards) if shard != self.routes.own]
+        return [shard for shard in range(self._shards) if shard != self._own]
 
     # Runs
 
@@ -641,15 +648,17 @@ class FrontSession(RestrictedSession):
             raise POSTPONED
 
     def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
-        route, own = verb.route, self.routes.own
+        route, own = verb.route, self._own
         if route == HERE:
             shard = own
         elif route == JOB:
             id: int = command[1]
-            if id < self.routes.ids.base:
+            if id < self._base:
                 return self._search(verb, command, now)
-            shard = self.routes.ids.home(id)
-        elif route == MANY:
+            shard = (id - self._base) % self._shards
+        elif route == RESERVE and self.is_local:
+            shard = own
+        elif route in (MANY, RESERVE):
             self._end_run()
             refusal = self.refusal(verb, command)
             return COMMANDS[verb.name](self, command, now) if refusal is None else refusal
@@ -680,11 +689,11 @@ class FrontSession(RestrictedSession):
 
     def _may_put(self, command: Command) -> bool:
         """Whether an access rule allows the put; another shard decides about its own tubes."""
-        return self._put_shard(command) != self.routes.own or super()._may_put(command)
+        return self._put_shard(command) != self._own or super()._may_put(command)
 
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
         shard = self._put_shard(command)
-        if shard == self.routes.own:
+        if shard == self._own:
             self._end_run()
             return super()._begin_put(command, data, pos, out, now)
         size: int = command[4]
@@ -711,7 +720,7 @@ class FrontSession(RestrictedSession):
         """Note that *name* is the used tube, and leave the one before."""
         before, self._used_shard, self._used = self._used_shard, self.routes.shard_of(name), name
         if before != self._used_shard:
-            if before == self.routes.own:
+            if before == self._own:
                 connecting.leave(self.broker, self.client)
             elif before in self._channels:
                 self._channels[before].tell(b"leave\r\n")
@@ -745,7 +754,7 @@ class FrontSession(RestrictedSession):
 
     def watch(self, name: bytes, weight: int) -> bytes:
         """Note that *name* is watched; return the reply."""
-        if name not in self._watched and self.routes.shard_of(name) != self.routes.own:
+        if name not in self._watched and self.routes.shard_of(name) != self._own:
             self._remote_watches += 1
         self._watched[name] = weight
         self.note_watched()
@@ -763,7 +772,7 @@ class FrontSession(RestrictedSession):
         """Stop watching the tube *name*, which is watched."""
         del self._watched[name]
         shard = self.routes.shard_of(name)
-        if shard == self.routes.own:
+        if shard == self._own:
             connecting.unwatch(self.broker, self.client, name)
             return
         self._remote_watches -= 1
@@ -816,7 +825,7 @@ class FrontSession(RestrictedSession):
         """Return the other shards at which a reserve waits: for a job, or for the deadline of a reservation."""
         found = {self.routes.shard_of(name) for name in self._watched}
         found.update([shard for shard, channel in self._channels.items() if channel.has_reserved])
-        found.discard(self.routes.own)
+        found.discard(self._own)
         return sorted(found)
 
     def await_all(self) -> None:
@@ -913,22 +922,16 @@ def _list_tubes(session: FrontSession, command: Command, now: int) -> bytes | No
 
 
 def _reserve(session: FrontSession, command: Command, now: int) -> bytes | None:
-    if session.is_local:
-        return reserves.reserve(session, command, now)
     session.broker.counters.cmd_reserve += 1
     return session.reserve(None, 0, now)
 
 
 def _reserve_with_timeout(session: FrontSession, command: Command, now: int) -> bytes | None:
-    if session.is_local:
-        return reserves.reserve_with_timeout(session, command, now)
     session.broker.counters.cmd_reserve_with_timeout += 1
     return session.reserve(None if command[1] is None else now + command[1], 0, now)
 
 
 def _reserve_batch(session: FrontSession, command: Command, now: int) -> bytes | None:
-    if session.is_local:
-        return reserves.reserve_batch(session, command, now)
     _, size, timeout = command
     return session.reserve(now + timeout, size, now)
 
@@ -1018,4 +1021,4 @@ COMMANDS: Final[dict[bytes, Callable[[FrontSession, Command, int], bytes | None]
     b"use": _use,
     b"watch": _watch,
 }
-"""The commands whose route is MANY."""
+"""The commands whose route is MANY or RESERVE."""

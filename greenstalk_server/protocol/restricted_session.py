@@ -34,14 +34,27 @@ class RestrictedSession(Session):
     began_at        time of the first byte of the incomplete command, or of a later `resume`, nanoseconds; see
                     `is_incomplete`.
 
+    is_timed        there is a rate limit or a timeout, so the times are updated. False saves time.
+
     `find_idle` sets both to the current time while replies wait for the disk.
     """
 
-    __slots__ = ("_ahead_until", "_grants", "_interval", "_producible", "_served", "_slice", "active_at", "began_at")
+    __slots__ = (
+        "_ahead_until",
+        "_grants",
+        "_interval",
+        "_producible",
+        "_served",
+        "_slice",
+        "active_at",
+        "began_at",
+        "is_timed",
+    )
 
     def __init__(self, broker: Broker, wake: Callable[[], None], grants: Grants | None, rate: int, now: int) -> None:
         """*grants* None allows everything; *rate* is in commands per second, 0 means no limit."""
         super().__init__(broker, wake)
+        self.is_timed: bool = True
         self.active_at: int = now
         self.began_at: int = now
         self._grants: Grants | None = grants
@@ -65,6 +78,8 @@ class RestrictedSession(Session):
 
     def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
         """Serve *data*, as Session does."""
+        if not self.is_timed:
+            return super().receive(data, now, limit)
         was_incomplete, served = self.is_incomplete, self._served
         self.active_at = now
         reply = super().receive(data, now, limit)
@@ -80,6 +95,8 @@ class RestrictedSession(Session):
 
     def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
         """Serve, as Session does, and count the commands served: *out* has one reply for each."""
+        if not self.is_timed:
+            return super()._serve(data, pos, out, now, limit)
         reply = super()._serve(data, pos, out, now, limit if len(limit) <= len(self._slice) else self._slice)
         self._served += len(out)
         if self._interval and out:

@@ -14,7 +14,7 @@ from greenstalk_server.protocol import permissions as grant
 from greenstalk_server.protocol import reserve_commands as reserves
 from greenstalk_server.protocol import session_commands as sessions
 from greenstalk_server.protocol import tube_commands as tubes
-from greenstalk_server.protocol.verb import JOB, MANY, TUBE, USED, Verb
+from greenstalk_server.protocol.verb import JOB, MANY, RESERVE, TUBE, USED, Verb
 
 _PUT_ARGUMENTS: Final = "<pri> <delay> <ttr> <bytes> [<tag> ...]"
 
@@ -24,10 +24,10 @@ VERBS: Final = (
     Verb(b"peek-ready", "", args.parse_bare, jobs.peek_ready, grant.INSPECT_USED, route=USED),
     Verb(b"peek-delayed", "", args.parse_bare, jobs.peek_delayed, grant.INSPECT_USED, route=USED),
     Verb(b"peek-buried", "", args.parse_bare, jobs.peek_buried, grant.INSPECT_USED, route=USED),
-    Verb(b"reserve", "", args.parse_bare, reserves.reserve, grant.CONSUME_WATCHED, awaits_journal=False, route=MANY),
+    Verb(b"reserve", "", args.parse_bare, reserves.reserve, grant.CONSUME_WATCHED, awaits_journal=False, route=RESERVE),
     Verb(
         b"reserve-with-timeout", "<timeout>", args.parse_timeout, reserves.reserve_with_timeout, grant.CONSUME_WATCHED,
-        awaits_journal=False, is_repeated=True, route=MANY,
+        awaits_journal=False, is_repeated=True, route=RESERVE,
     ),
     Verb(b"reserve-job", "<id>", args.parse_id, reserves.reserve_job, grant.CONSUME_JOB, route=JOB),
     Verb(b"delete", "<id>", args.parse_id, jobs.delete, grant.CONSUME_JOB, route=JOB),
@@ -66,7 +66,7 @@ VERBS: Final = (
     ),
     Verb(
         b"reserve-batch", "<n> [<timeout>]", args.parse_reserve_batch, reserves.reserve_batch, grant.CONSUME_WATCHED,
-        is_extension=True, awaits_journal=False, route=MANY,
+        is_extension=True, awaits_journal=False, route=RESERVE,
     ),
     Verb(
         b"delete-batch", "<id> ...", args.parse_delete_batch, jobs.delete_batch, grant.CONSUME_EACH,

@@ -70,7 +70,9 @@ class JobTable(MutableMapping[int, Job]):
 
     def __init__(self, ids: IdSequence = ONE_SHARD) -> None:
         """*ids* are the ids that the shard assigns."""
-        self._ids: IdSequence = ids
+        self._base: int = ids.base
+        self._shards: int = ids.shards
+        self._shard: int = ids.shard
         self._is_interleaved: bool = ids.shards > 1
         self._count: int = 0
         self._newest: int = -1
@@ -166,18 +168,19 @@ class JobTable(MutableMapping[int, Job]):
         """
         if not self._is_interleaved:
             return self._scan(id, id, _END)
-        base = self._ids.base
-        own_slot = id if id < base else base + (id - base) // self._ids.shards
+        own_slot = id if id < self._base else self._base + (id - self._base) // self._shards
         return merge(self._scan(id, own_slot, _FOREIGN), self._scan(id, _FOREIGN + id, _END))
 
     def _slot_of(self, id: int) -> int:
         """Return the slot of *id*, which any client may have chosen. No two ids have the same slot."""
-        ids = self._ids
         if not self._is_interleaved:
             return id
-        if id >= ID_END or not ids.owns(id):
+        local = id - self._base
+        if local < 0:
+            return id if not self._shard else _FOREIGN + id
+        if local % self._shards != self._shard or id >= ID_END:
             return _FOREIGN + id
-        return id if id < ids.base else ids.base + (id - ids.base) // ids.shards
+        return self._base + local // self._shards
 
     def _scan(self, id: int, first_slot: int, end_slot: int) -> Iterator[int]:
         """Iterate over the ids above *id* in the slots from *first_slot* to below *end_slot*, in increasing order."""

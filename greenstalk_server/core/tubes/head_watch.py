@@ -6,6 +6,7 @@ to them, so that it knows without a request which shard has the best job.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -22,11 +23,14 @@ class HeadWatch:
     """The subscribers of each tube, and the tubes whose heads may have changed since `take`.
 
     A subscriber is any object; it subscribes once for each of its clients that watches the tube.
+
+    on_change   called when the first head may have changed since `take`; must not switch.
     """
 
     def __init__(self) -> None:
         self._subscribers: dict[Tube, dict[object, int]] = {}
         self._changed: dict[Tube, None] = {}
+        self.on_change: Callable[[], None] = _ignore
 
     def subscribe(self, tube: Tube, subscriber: object) -> None:
         """Add a subscription to the head of *tube*."""
@@ -47,17 +51,18 @@ class HeadWatch:
 
     def note(self, tube: Tube) -> None:
         """Note that the head of *tube* may have changed."""
+        if not self._changed:
+            self.on_change()
         self._changed[tube] = None
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether a head may have changed since `take`."""
-        return bool(self._changed)
 
     def take(self) -> list[tuple[Tube, list[object]]]:
         """Return the noted tubes with their subscribers, and forget the notes."""
         changed, self._changed = self._changed, {}
         return [(tube, list(self._subscribers.get(tube, ()))) for tube in changed]
+
+
+def _ignore() -> None:
+    """Stand in for `HeadWatch.on_change` in a queue of one shard."""
 
 
 def head_of(tube: Tube, now: int) -> Head:
