@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from gevent import get_hub
+from gevent.event import Event
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal
@@ -233,11 +234,13 @@ class Link(Handler):
 
     peer    number of the other process's shard.
     host    this process.
+    lost    set when the link is lost.
     """
 
     def __init__(self, host: Host, peer: int, sock: socket.socket) -> None:
         self.host: Host = host
         self.peer: int = peer
+        self.lost: Event = Event()
         self.is_lost: bool = False
         self._sock: socket.socket = sock
         self._reader: FrameReader = FrameReader()

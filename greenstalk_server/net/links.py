@@ -177,6 +177,7 @@ class Links:
                 log.warning("the link to shard %d is lost", link.peer)
         self._dirty.pop(link, None)
         wires, clients = link.close()
+        link.lost.set()
         for tube in [tube for tube in self.heads if self.shard_of(tube) == link.peer]:
             del self.heads[tube]
         was_ending = bool(self._ending)
@@ -243,14 +244,16 @@ class Links:
         """Keep a link to *shard*. Switches."""
         is_failing = False
         while True:
-            if shard not in self._links:
-                try:
-                    self._connect(shard)
-                    is_failing = False
-                except (OSError, LinkError, Timeout) as error:
-                    if not is_failing:
-                        log.warning("cannot link to shard %d: %s; trying again", shard, error)
-                    is_failing = True
+            try:
+                self._connect(shard)
+                is_failing = False
+            except (OSError, LinkError, Timeout) as error:
+                if not is_failing:
+                    log.warning("cannot link to shard %d: %s; trying again", shard, error)
+                is_failing = True
+            link = self._links.get(shard)
+            if link is not None:
+                link.lost.wait()
             gevent.sleep(CONNECT_INTERVAL)
 
     def _connect(self, shard: int) -> None:
