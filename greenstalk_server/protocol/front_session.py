@@ -345,7 +345,7 @@ class Reserve(Work):
         if reply.startswith(b"RESERVED") and reply != b"RESERVED_BATCH 0\r\n":
             session.decline_all(claimed)
             return reply
-        session.forget_heads(claimed)
+        session.pass_heads(claimed)
         if reply == replies.DEADLINE_SOON:
             self._outcome = WaitOutcome.DEADLINE_SOON
         elif reply == replies.OUT_OF_MEMORY or reply == replies.INTERNAL_ERROR:
@@ -441,6 +441,7 @@ class FrontSession(RestrictedSession):
         "_channels",
         "_is_run_repeatable",
         "_own",
+        "_passed",
         "_put_line",
         "_remote_watches",
         "_run",
@@ -486,6 +487,7 @@ class FrontSession(RestrictedSession):
         self._used: bytes = DEFAULT_TUBE
         self._used_shard: int = routes.shard_of(DEFAULT_TUBE)
         self._watched: dict[bytes, int] = {DEFAULT_TUBE: 1}
+        self._passed: dict[bytes, Head] = {}
         self._remote_watches: int = 0
         if self._used_shard != routes.own:
             self._remote_watches = 1
@@ -771,6 +773,7 @@ class FrontSession(RestrictedSession):
     def ignore(self, name: bytes) -> None:
         """Stop watching the tube *name*, which is watched."""
         del self._watched[name]
+        self._passed.pop(name, None)
         shard = self.routes.shard_of(name)
         if shard == self._own:
             connecting.unwatch(self.broker, self.client, name)
@@ -811,15 +814,19 @@ class FrontSession(RestrictedSession):
         if heads:
             for name in self._watched:
                 head = heads.get(name)
-                if head is not None and (shard == NO_SHARD or head < best):
+                if head is None or self._passed.get(name) == head:
+                    continue
+                if shard == NO_SHARD or head < best:
                     best, shard = head, self.routes.shard_of(name)
         return best, shard
 
-    def forget_heads(self, shard: int) -> None:
-        """Forget the heads of *shard*, from which nothing could be reserved, until it publishes them again."""
+    def pass_heads(self, shard: int) -> None:
+        """Pass over the heads of *shard*, from which nothing could be reserved, until it publishes others."""
+        heads = self.routes.heads
         for name in self._watched:
-            if name in self.routes.heads and self.routes.shard_of(name) == shard:
-                del self.routes.heads[name]
+            head = heads.get(name)
+            if head is not None and self.routes.shard_of(name) == shard:
+                self._passed[name] = head
 
     def waited_shards(self) -> list[int]:
         """Return the other shards at which a reserve waits: for a job, or for the deadline of a reservation."""

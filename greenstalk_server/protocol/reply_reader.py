@@ -6,6 +6,9 @@ from typing import Final
 
 INCOMPLETE: Final = -1
 
+WITH_BODY: Final = (b"RESERVED", b"FOUND ", b"OK ")
+"""Beginnings of the replies that have a body."""
+
 
 class ReplyReader:
     """The replies that another server sends to commands, in pieces of any size."""
@@ -25,6 +28,8 @@ class ReplyReader:
             if self._size < self._wanted:
                 return []
             data, self._parts = b"".join(self._parts), []
+        elif 0 < data.find(b"\r\n") == len(data) - 2 and not data.startswith(WITH_BODY):
+            return [data]  # the most frequent case
         found: list[bytes] = []
         start = 0
         while start < len(data):
