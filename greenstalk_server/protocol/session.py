@@ -243,7 +243,7 @@ class Session(SessionState):
                 reply = error.reply
                 self.refused(self.client, line, reply)
                 pos = self._skip_announced(line + b" ", data, pos, out)
-            if reply is None:
+            if reply is None and (pos == size or (reply := self._end_await()) is None):
                 break
             out.append(reply)
             if self.cost > OUTPUT_SLICE:
@@ -256,6 +256,15 @@ class Session(SessionState):
         self._keep_from(data, pos)
         self.is_closing |= self.is_eof and not (self.has_more or self.is_waiting)
         return out[0] if len(out) == 1 else b"".join(out)
+
+    def _end_await(self) -> bytes | None:
+        """End the wait of a remote client for an offer, as more input is there; return the reply, or None."""
+        client = self.client
+        if not (client.is_remote and client.is_waiting) or self.job_wait:
+            return None
+        waiting.cancel_wait(self.broker, client)
+        self.is_waiting = False
+        return ended_wait_reply(self, WaitOutcome.TIMED_OUT)
 
     def _keep_from(self, data: bytes, pos: int) -> None:
         """Keep *data* from *pos* on, without a copy if the next slice follows soon and the rest is large."""

@@ -1,0 +1,79 @@
+"""A session in a queue of several shards, with the sessions of its remote clients, without links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.core.operations import connecting
+from greenstalk_server.core.tubes.head_watch import Head
+from greenstalk_server.journal.layout import shard_of_tube
+from greenstalk_server.protocol.front_session import FrontSession
+from greenstalk_server.protocol.session import Session
+from tests.support.world import make_broker
+
+SHARDS = 2
+THERE = next(b"%d" % number for number in range(9) if shard_of_tube(b"%d" % number, SHARDS) == 1)
+"""A tube of the other shard."""
+
+
+class Owner:
+    """The other shard: it serves what the front sends when `serve` is called."""
+
+    def __init__(self) -> None:
+        self.own: int = 0
+        self.ids: IdSequence = IdSequence(0, SHARDS, 0)
+        self.heads: dict[bytes, Head] = {}
+        self.broker: Broker = make_broker(ids=IdSequence(0, SHARDS, 1))
+        self.sent: bytes = b""
+
+    def shard_of(self, tube: bytes) -> int:
+        return shard_of_tube(tube, SHARDS)
+
+    def open(self, shard: int, session: FrontSession, receive: Callable[[bytes | None], None]) -> Owner:
+        self.receive = receive
+        self.session = remote_session(self.broker)
+        return self
+
+    def send(self, data: bytes) -> None:
+        self.sent += data
+
+    def close(self) -> None: ...
+
+    def serve(self) -> None:
+        """Serve all that the front has sent as one piece."""
+        sent, self.sent = self.sent, b""
+        replies = self.session.receive(sent, 0)
+        if replies:
+            self.receive(replies)
+
+
+def remote_session(broker: Broker) -> Session:
+    session = Session(broker, lambda: None)
+    connecting.become_remote(broker, session.client, object())
+    return session
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture
+def front(owner: Owner) -> FrontSession:
+    broker = make_broker(ids=owner.ids)
+    return FrontSession(broker, lambda: None, None, 0, 0, owner, ("", []))
+
+
+def test_input_behind_an_await_ends_it() -> None:
+    session = remote_session(make_broker())
+    assert session.receive(b"watch t 1\r\nawait\r\nclaim\r\n", 0) == b"WATCHING 1\r\nTIMED_OUT\r\nTIMED_OUT\r\n"
+
+
+def test_input_behind_a_wait_for_a_job_waits() -> None:
+    session = remote_session(make_broker())
+    assert session.receive(b"put-in-tube t 0 0 9 1\r\nx\r\n", 0) == b"INSERTED 1\r\n"
+    assert session.receive(b"wait 1\r\nlist-tubes-watched\r\n", 0) == b""
