@@ -65,7 +65,7 @@ def owner() -> Owner:
 @pytest.fixture
 def front(owner: Owner) -> FrontSession:
     broker = make_broker(ids=owner.ids)
-    return FrontSession(broker, lambda: None, None, 0, 0, owner, ("", []))
+    return FrontSession(broker, lambda: None, None, 0, 0, owner, ("", []), is_timed=False)
 
 
 def test_input_behind_an_await_ends_it() -> None:
@@ -77,3 +77,16 @@ def test_input_behind_a_wait_for_a_job_waits() -> None:
     session = remote_session(make_broker())
     assert session.receive(b"put-in-tube t 0 0 9 1\r\nx\r\n", 0) == b"INSERTED 1\r\n"
     assert session.receive(b"wait 1\r\nlist-tubes-watched\r\n", 0) == b""
+
+
+def test_end_of_input_ends_a_reserve_that_has_other_news(front: FrontSession, owner: Owner) -> None:
+    front.receive(b"watch %b\r\n" % THERE, 0)
+    owner.serve()
+    assert front.resume(0) == b"WATCHING 2\r\n"
+    assert front.receive(b"reserve\r\n", 0) == b""
+    owner.serve()
+    owner.receive(None)
+    assert front.receive_eof(1) == b""
+    owner.serve()
+    assert front.resume(1) == b"TIMED_OUT\r\n"
+    assert front.is_closing
