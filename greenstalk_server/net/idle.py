@@ -26,7 +26,11 @@ def find_idle(connections: Iterable[Connection], limits: Limits, now: int) -> It
             session.active_at = session.began_at = now
         elif limits.command_timeout and session.is_incomplete and session.began_at < begun_before:
             yield connection, "command_timeout"
-        elif limits.idle_timeout and session.active_at < idle_since and not (session.is_waiting or client.reserved):
+        elif (
+            limits.idle_timeout
+            and session.active_at < idle_since
+            and not (session.is_waiting or client.reserved or session.has_reserved_there)
+        ):
             yield connection, "idle_timeout"
 
 

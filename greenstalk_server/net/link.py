@@ -76,14 +76,16 @@ class Wire:
 
     session     whose commands it carries.
     receive     gets the replies; gets None if they are lost.
+    is_closed   the session has closed it.
     """
 
-    __slots__ = ("_kept", "link", "number", "receive", "session")
+    __slots__ = ("_kept", "is_closed", "link", "number", "receive", "session")
 
     def __init__(self, session: FrontSession, receive: Callable[[bytes | None], None]) -> None:
         self.session: FrontSession = session
         self.receive: Callable[[bytes | None], None] = receive
         self.link: Link | None = None
+        self.is_closed: bool = False
         self.number: int = 0
         self._kept: list[bytes] = []
 
@@ -104,6 +106,7 @@ class Wire:
 
     def close(self) -> None:
         """Close the channel. Does not switch."""
+        self.is_closed = True
         self.receive = _ignore
         if self.link is not None:
             self.link.close_wire(self.number)

@@ -31,6 +31,7 @@ from gevent.timeout import Timeout
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.head_watch import Head, head_of
 from greenstalk_server.journal.layout import shard_of_tube
 from greenstalk_server.net.committer import Committer
@@ -145,6 +146,10 @@ class Links:
             self._waiting.setdefault(shard, {})[wire] = self.clock()
         return wire
 
+    def is_linked(self, shard: int) -> bool:
+        """Return whether *shard* can be reached now."""
+        return shard in self._links
+
     # Host
 
     def make_session(self, wake: Callable[[], None], facts: dict[str, Any]) -> Session:
@@ -217,11 +222,13 @@ class Links:
         """Close the connections whose commands have waited too long for a shard. Switches."""
         while True:
             gevent.sleep(CHECK_INTERVAL)
-            before = self.clock() - round(OUTAGE_WAIT * 1e9)
-            for wires in self._waiting.values():
-                for wire in [wire for wire, since in wires.items() if since < before]:
-                    del wires[wire]
-                    wire.receive(None)
+            before = self.clock() - round(OUTAGE_WAIT * SECOND)
+            for shard, wires in self._waiting.items():
+                for wire in [wire for wire, since in wires.items() if wire.is_closed or since < before]:
+                    if wire.is_closed:
+                        del wires[wire]
+                    elif wire.session.needs(shard):
+                        wire.session.client.hang_up()
 
     # Links
 
@@ -238,7 +245,8 @@ class Links:
         self._links[peer] = link
         log.info("linked to shard %d", peer)
         for wire in self._waiting.pop(peer, {}):
-            wire.attach(link)
+            if not wire.is_closed:
+                wire.attach(link)
 
     def _connect_forever(self, shard: int) -> None:
         """Keep a link to *shard*. Switches."""

@@ -77,6 +77,9 @@ class Routes(Protocol):
     def shard_of(self, tube: bytes) -> int:
         """Return the shard that owns *tube*."""
 
+    def is_linked(self, shard: int) -> bool:
+        """Return whether *shard* can be reached now."""
+
     def open(self, shard: int, session: FrontSession, receive: Callable[[bytes | None], None]) -> Wire:
         """Connect a remote client for *session* at *shard*. *receive* gets its replies, and None if they are lost."""
 
@@ -145,6 +148,10 @@ class Work:
     def receive(self, shard: int, reply: bytes) -> None:
         """Keep *reply* of *shard*."""
         raise NotImplementedError
+
+    def needs(self, shard: int) -> bool:
+        """Whether the work cannot go on without *shard*."""
+        return True
 
     def lose(self, session: FrontSession, shard: int) -> None:
         """Close the connection: nobody knows what *shard* has done."""
@@ -326,6 +333,10 @@ class Reserve(Work):
         elif reply == replies.DEADLINE_SOON:
             self._outcome = WaitOutcome.DEADLINE_SOON
 
+    def needs(self, shard: int) -> bool:
+        """Whether a claim was sent to *shard*; a wait goes on at the other shards."""
+        return shard == self._claimed
+
     def lose(self, session: FrontSession, shard: int) -> None:
         """Try again: a reservation ends with its shard."""
         self.has_news = True
@@ -414,7 +425,7 @@ class Reserve(Work):
     def _ask(self, session: FrontSession, now: int) -> bytes | None:
         """Ask each shard once more, so that no job is missed whose put was acknowledged before the wait ends."""
         self._is_last = True
-        self._unasked = session.waited_shards()
+        self._unasked = [shard for shard in session.waited_shards() if session.routes.is_linked(shard)]
         return self._ask_next(session, now)
 
     def _ask_next(self, session: FrontSession, now: int) -> bytes | None:
@@ -433,7 +444,6 @@ class FrontSession(RestrictedSession):
     """The session of a connection in a queue of several shards.
 
     routes              the shards.
-    has_reserved_there  the client may hold a job of another shard.
     """
 
     __slots__ = (
@@ -452,7 +462,6 @@ class FrontSession(RestrictedSession):
         "_used_shard",
         "_watched",
         "_work",
-        "has_reserved_there",
         "origin",
         "routes",
     )
@@ -476,7 +485,6 @@ class FrontSession(RestrictedSession):
         self._base: int = routes.ids.base
         self._shards: int = routes.ids.shards
         self.origin: tuple[str, list[str]] = origin
-        self.has_reserved_there: bool = False
         self._channels: dict[int, Channel] = {}
         self._work: Work | None = None
         self._put_line: bytes = b""
@@ -565,6 +573,10 @@ class FrontSession(RestrictedSession):
             work.receive(shard, reply)
             if work.is_over(self):
                 self.client.wake()
+
+    def needs(self, shard: int) -> bool:
+        """Whether the session is parked until *shard* replies."""
+        return self._work is not None and self._work.needs(shard)
 
     def lose(self, shard: int) -> None:
         """Forget the channel to *shard*, which was lost with all that the client held there."""

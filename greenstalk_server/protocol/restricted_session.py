@@ -34,6 +34,7 @@ class RestrictedSession(Session):
     began_at        time of the first byte of the incomplete command, or of a later `resume`, nanoseconds; see
                     `is_incomplete`.
 
+    has_reserved_there  the client may hold a job of another shard (see FrontSession).
     is_timed        there is a rate limit or a timeout, so the times are updated. False saves time.
 
     `find_idle` sets both to the current time while replies wait for the disk.
@@ -48,12 +49,14 @@ class RestrictedSession(Session):
         "_slice",
         "active_at",
         "began_at",
+        "has_reserved_there",
         "is_timed",
     )
 
     def __init__(self, broker: Broker, wake: Callable[[], None], grants: Grants | None, rate: int, now: int) -> None:
         """*grants* None allows everything; *rate* is in commands per second, 0 means no limit."""
         super().__init__(broker, wake)
+        self.has_reserved_there: bool = False
         self.is_timed: bool = True
         self.active_at: int = now
         self.began_at: int = now

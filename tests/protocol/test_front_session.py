@@ -33,6 +33,9 @@ class Owner:
     def shard_of(self, tube: bytes) -> int:
         return shard_of_tube(tube, SHARDS)
 
+    def is_linked(self, shard: int) -> bool:
+        return True
+
     def open(self, shard: int, session: FrontSession, receive: Callable[[bytes | None], None]) -> Owner:
         self.receive = receive
         self.session = remote_session(self.broker)
