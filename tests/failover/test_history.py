@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.history import DELETE, HANG_UP, PUT, PUT_SAME, RELEASE, RESERVE, Disturbance, History, Step
+from tests.support.history import DELETE, HANG_UP, PUT, PUT_SAME, RELEASE, RESERVE, TOUCH, Disturbance, History, Step
 
 PUT_A = Step("p", PUT, b"a", 0, 1, is_done=True)
 
@@ -22,6 +22,10 @@ def history(*steps: Step, disturbed: tuple[float, float] | None = None) -> Histo
 def done(client: str, kind: str, begun: float) -> Step:
     """Return a step with the job `a` that took a second, and was acknowledged."""
     return Step(client, kind, b"a", begun, begun + 1, is_done=True)
+
+
+def refused(client: str, kind: str, begun: float) -> Step:
+    return Step(client, kind, b"a", begun, begun + 1, is_refused=True)
 
 
 def unanswered(client: str, kind: str, begun: float) -> Step:
@@ -44,6 +48,14 @@ SAME_A = Step("q", PUT_SAME, b"a", 2, 3, is_done=True)
         ([PUT_A, done("w", RESERVE, 2), *FOUND], "delivered twice, and not given back"),
         ([PUT_A, done("q", PUT, 3), *FOUND], "was put 2 times"),
         (FOUND, "was put 0 times"),
+        ([PUT_A, done("w", TOUCH, 4), *FOUND], "without a reservation"),
+        ([PUT_A, done("w", RESERVE, 2), refused("w", DELETE, 4), *FOUND], "has lost its reservation"),
+        (
+            [PUT_A, done("w", RESERVE, 2), done("v", RESERVE, 4), done("w", TOUCH, 6), *FOUND],
+            "another one held the job",
+        ),
+        ([PUT_A, done("w", RESERVE, 2), done("v", RESERVE, 4), done("w", DELETE, 6)], "another one held the job"),
+        ([PUT_A, done("w", RESERVE, 2), refused("w", DELETE, 4)], "is lost"),
     ],
 )
 def test_impossible_history_is_reported(steps: list[Step], what: str) -> None:
@@ -73,6 +85,21 @@ def test_jobs_come_back_at_takeovers_only() -> None:
     history(*twice, disturbed=(4, 5)).check()
     with pytest.raises(AssertionError, match="not given back"):
         history(*twice, disturbed=(28, 29)).check()
+
+
+def test_reservations_end_with_the_shard_of_the_job() -> None:
+    steps = [PUT_A, done("w", RESERVE, 2), refused("w", DELETE, 6), *FOUND]
+    for shard in range(2):
+        made = History(shards=2)
+        for step in steps:
+            made.add(step)
+        made.name(3, b"a")
+        made.disturbances.append(Disturbance("kill", 4, 5, shard))
+        if shard == 1:
+            made.check()
+        else:
+            with pytest.raises(AssertionError, match="has lost its reservation"):
+                made.check()
 
 
 def test_job_that_waits_for_a_group_comes_after_the_deletes_of_the_members() -> None:

@@ -19,6 +19,8 @@ PUT_SAME: Final = "put, perhaps of a job that exists already"
 RESERVE: Final = "reserve"
 DELETE: Final = "delete"
 RELEASE: Final = "release"
+TOUCH: Final = "touch"
+KICK: Final = "kick"
 HANG_UP: Final = "hang up"
 
 
@@ -29,6 +31,7 @@ class Step:
     token       the start of the job's body; empty if unknown, for example of a reserve without a reply.
     begun       monotonic seconds; `ended` is infinite without a reply.
     is_done     whether it was acknowledged.
+    is_refused  whether the reply was NOT_FOUND.
     """
 
     client: str
@@ -37,15 +40,21 @@ class Step:
     begun: float
     ended: float = inf
     is_done: bool = False
+    is_refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Disturbance:
-    """A time in which the lead may have moved from one server to another."""
+    """A time in which the lead may have moved from one server to another, or the server of *shard* was restarted."""
 
     name: str
     begun: float
-    ended: float
+    ended: float = inf
+    shard: int | None = None
+
+    def concerns(self, shard: int, begun: float, ended: float) -> bool:
+        """Whether jobs of *shard* may have lost their reservations between *begun* and *ended*."""
+        return self.shard in (None, shard) and self.begun <= ended and self.ended >= begun
 
 
 class History:
@@ -57,7 +66,9 @@ class History:
     duplicates  puts that have added nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shards: int = 1) -> None:
+        """*shards*: number of shards among which the ids are divided."""
+        self._shards: int = shards
         self.disturbances: list[Disturbance] = []
         self.wrong: list[str] = []
         self.keys: dict[bytes, tuple[bytes, int]] = {}
@@ -84,6 +95,19 @@ class History:
         with self._lock:
             if self._tokens.setdefault(id, token) != token or self._ids.setdefault(token, id) != id:
                 self.wrong.append(f"id {id} is of {self._tokens[id]!r}, and {token!r} has {self._ids.get(token)}")
+
+    def shard_of(self, token: bytes) -> int:
+        """Return the shard of the job *token*; 0 if its id is unknown."""
+        return self._ids.get(token, 0) % self._shards
+
+    def is_disturbed(self, shard: int, begun: float, ended: float) -> bool:
+        """Whether jobs of *shard* may have lost their reservations between *begun* and *ended*."""
+        return any(each.concerns(shard, begun, ended) for each in self.disturbances)
+
+    def is_delivered(self, token: bytes) -> bool:
+        """Whether a client has reserved the job *token*."""
+        with self._lock:
+            return any(step.token == token and step.kind == RESERVE for step in reversed(self._steps))
 
     def note_duplicate(self, token: bytes, state: bytes) -> None:
         """Record that a put has found the job *token* in *state*."""
@@ -114,6 +138,11 @@ class History:
         if token in self.keys:
             with self._lock:
                 self._held[server, self.keys[token][0]] -= 1
+
+    @property
+    def ids(self) -> set[int]:
+        """All ids that replies have named."""
+        return set(self._tokens)
 
     @property
     def live(self) -> int:
@@ -172,7 +201,7 @@ class History:
 
     def _check_job(self, token: bytes, steps: list[Step], hang_ups: dict[str, list[float]]) -> None:
         puts = [step for step in steps if step.kind in (PUT, PUT_SAME)]
-        deletes = [step for step in steps if step.kind == DELETE]
+        deletes = [step for step in steps if step.kind == DELETE and not step.is_refused]
         deliveries = _deliveries(steps)
         deleted_at = min([step.ended for step in deletes if step.is_done], default=inf)
         if not puts or (len(puts) > 1 and puts[0].kind == PUT):
@@ -187,6 +216,28 @@ class History:
         for earlier, later in pairwise(deliveries):
             if not self._is_given_back(earlier, later, steps, hang_ups[earlier.client]):
                 self.wrong.append(f"{token!r} was delivered twice, and not given back: {earlier}, {later}")
+        for step in steps:
+            if step.kind in (RELEASE, TOUCH, DELETE) and (step.is_done or step.is_refused):
+                self._check_holder(step, deliveries, steps, hang_ups)
+
+    def _check_holder(
+        self, step: Step, deliveries: list[Step], steps: list[Step], hang_ups: dict[str, list[float]]
+    ) -> None:
+        """Check that the reply to *step* fits to who holds the job."""
+        own = [each for each in deliveries if each.client == step.client and each.ended <= step.begun]
+        if not own:
+            if step.kind != DELETE:  # anyone may delete a job that is ready
+                self.wrong.append(f"a client without a reservation: {step}")
+            return
+        if step.is_refused:
+            if not self.is_disturbed(self.shard_of(step.token), own[-1].begun, step.ended):
+                self.wrong.append(f"a client has lost its reservation: {step} in {steps}, {self.disturbances}")
+            return
+        others = [each for each in deliveries if own[-1].ended < each.begun and each.ended < step.begun]
+        if others and (
+            step.kind != DELETE or not self._is_given_back(others[-1], step, steps, hang_ups[others[-1].client])
+        ):
+            self.wrong.append(f"acknowledged to a client while another one held the job: {step}, {others[-1]}")
 
     def _is_given_back(self, earlier: Step, later: Step, steps: list[Step], hang_ups: list[float]) -> bool:
         """Whether a job that *earlier* has delivered may have come back before *later* delivered it."""
@@ -194,7 +245,7 @@ class History:
             return True
         if any(earlier.begun <= at <= later.ended for at in hang_ups):
             return True
-        return any(each.begun <= later.ended and each.ended >= earlier.begun for each in self.disturbances)
+        return self.is_disturbed(self.shard_of(earlier.token), earlier.begun, later.ended)
 
 
 def _deliveries(steps: list[Step]) -> list[Step]:

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, Self
 
 from tests.support.history import DELETE, HANG_UP, PUT, PUT_SAME, RELEASE, RESERVE, History, Step
@@ -47,12 +48,12 @@ REPLY_TIMEOUT: Final = 4.0
 PROBE_TIMEOUT: Final = 0.7
 
 
-class _Gone(Exception):
+class Gone(Exception):
     """The server has closed the connection, or does not reply."""
 
 
-class _Connection:
-    """A connection to a server, which raises _Gone or OSError when the server fails."""
+class Connection:
+    """A connection to a server, which raises Gone or OSError when the server fails."""
 
     def __init__(self, port: int, timeout: float = 60) -> None:
         self._socket: socket.socket = socket.create_connection(("127.0.0.1", port), timeout)
@@ -67,17 +68,30 @@ class _Connection:
 
     def ask(self, request: bytes) -> bytes:
         """Send *request*; return the first line of the reply."""
-        self._socket.sendall(request + b"\r\n")
+        self.send(request + b"\r\n")
+        return self.read_line()
+
+    def send(self, data: bytes) -> None:
+        """Send *data*: commands whose replies are read later."""
+        self._socket.sendall(data)
+
+    def hang_up(self) -> None:
+        """Close the connection while another thread reads a reply."""
+        with suppress(OSError):  # the server has closed it
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def read_line(self) -> bytes:
+        """Return the next line without its CRLF."""
         line = self._reader.readline()
         if not line.endswith(b"\r\n"):
-            raise _Gone
+            raise Gone
         return line[:-2]
 
     def read(self, size: int) -> bytes:
         """Return the body of *size* bytes that follows a line."""
         body = self._reader.read(size + 2)
         if len(body) < size + 2:
-            raise _Gone
+            raise Gone
         return body[:-2]
 
     def reserve(self, wait: int = 0) -> tuple[int, bytes] | None:
@@ -128,7 +142,7 @@ class _Client(threading.Thread):
         """Use one server as long as it replies."""
         self._lives += 1
         try:
-            with _Connection(port, PROBE_TIMEOUT if self._is_probe else REPLY_TIMEOUT) as connection:
+            with Connection(port, PROBE_TIMEOUT if self._is_probe else REPLY_TIMEOUT) as connection:
                 self._connection = connection
                 self._server = connection.stats(b"stats")[b"id"]  # differs after each start
                 try:
@@ -138,7 +152,7 @@ class _Client(threading.Thread):
                     for _, token in self._held:
                         self._history.let_go(self._server, token)
                     self._held.clear()
-        except (_Gone, OSError):
+        except (Gone, OSError):
             time.sleep(0.01)
 
     def _use_server(self) -> None:
@@ -269,7 +283,7 @@ class Load:
             join(client)
             if client.failure is not None:
                 raise AssertionError(f"{client.name}: {client.failure!r}") from client.failure
-        with _Connection(port) as connection:
+        with Connection(port) as connection:
             self._drain(connection)
             for tube in (PLAIN, *TUBES, ORDERS):
                 stats = connection.stats(b"stats-tube " + tube)
@@ -281,7 +295,7 @@ class Load:
                     self.history.wrong.append(f"the group {group!r} exists without jobs")
         self.history.check()
 
-    def _drain(self, connection: _Connection) -> None:
+    def _drain(self, connection: Connection) -> None:
         """Reserve and delete all jobs, the buried ones too."""
         for tube in (PLAIN, *TUBES, ORDERS):
             connection.ask(b"watch " + tube)
@@ -303,9 +317,9 @@ def put_large(port: int, size: int, history: History, token: str) -> None:
     body += bytes(size - len(body))
     step = history.add(Step(token, PUT, token.encode(), time.monotonic()))
     try:
-        with _Connection(port) as connection:
+        with Connection(port) as connection:
             line = connection.ask(b"put 0 0 %d %d\r\n%b" % (TTR, size, body))
-    except (_Gone, OSError):
+    except (Gone, OSError):
         return
     if line.startswith(b"INSERTED "):
         step.ended, step.is_done = time.monotonic(), True

@@ -191,9 +191,9 @@ def role_of(status: int, text: str) -> str:
     return STANDBY if text.startswith("standby") and is_behind else NEITHER
 
 
-def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Wait until *is_so* returns True; after TIMEOUT seconds fail with the message that *what* returns."""
-    deadline = time.monotonic() + TIMEOUT
+def wait_until(is_so: Callable[[], bool], what: Callable[[], str], timeout: float = TIMEOUT) -> None:
+    """Wait until *is_so* returns True; after *timeout* seconds fail with the message that *what* returns."""
+    deadline = time.monotonic() + timeout
     while not is_so():
         assert time.monotonic() < deadline, what()
         time.sleep(0.02)

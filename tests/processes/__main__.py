@@ -1,0 +1,49 @@
+"""Run many rounds: `python -m tests.processes --rounds 100`; exit with 1 at the first failure."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.processes.rounds import Rounds, summary
+
+
+def main() -> int:
+    """Run as many rounds as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.processes", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="seed of the load (default: random)")
+    parser.add_argument("--kind", help="such as kill, pause or stop (default: all)")
+    parser.add_argument("--flags", help="of the servers, such as '-f 0' (default: random)")
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="greenstalk-processes-"))
+    print(f"seed {options.seed}, {options.rounds} rounds, journals and log in {directory}", flush=True)
+    began = time.monotonic()
+    data = directory / "data"
+    data.mkdir()
+    rounds = Rounds(data, directory / "log", options.seed, options.flags.split() if options.flags else None)
+    try:
+        rounds.begin()
+        for _ in range(options.rounds):
+            print(rounds.run(options.kind), flush=True)
+        rounds.finish()
+    except AssertionError as error:
+        number = len(rounds.reports) + 1
+        print(f"FAILED in round {number} ({rounds.kind}), seed {options.seed}; {directory} is kept:\n{error}")
+        return 1
+    finally:
+        rounds.close()
+    print(summary(rounds.reports))
+    took, audited = time.monotonic() - began, sum([report.acknowledged for report in rounds.reports])
+    print(f"passed: {options.rounds} rounds in {took:.0f} s, {audited} acknowledgements audited, seed {options.seed}")
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
