@@ -716,6 +716,9 @@ class FrontSession(RestrictedSession):
         is_whole = len(data) >= pos + size + 2
         if self._run and (shard != self._run_shard or not is_whole or size > self.broker.max_job_size):
             raise POSTPONED
+        verb: Verb = command[0]
+        if not verb.is_extension:
+            self.broker.counters.cmd_put += 1
         end = self._refuse_put(command, data, pos, out)
         return end if end >= 0 else self._read_body(command, 0, data, pos, out, now)
 

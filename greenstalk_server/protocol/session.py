@@ -308,7 +308,7 @@ class Session(SessionState):
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
         """Begin the put whose line ends before *pos*; finish it if its body has arrived; return the next position."""
         verb: Verb = command[0]
-        if not verb.is_extension:
+        if not (verb.is_extension or self.client.is_remote):
             self.broker.counters.cmd_put += 1
         end = self._refuse_put(command, data, pos, out)
         return end if end >= 0 else self._read_body(command, self.broker.allocate_id(), data, pos, out, now)
