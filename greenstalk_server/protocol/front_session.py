@@ -126,6 +126,7 @@ class Channel:
         for reply in self._reader.feed(data):
             if not self.has_reserved and reply.startswith(b"RESERVED"):
                 self.has_reserved = self._session.has_reserved_there = True
+                connecting.note_worker(self._session.broker, self._session.client)
             if self._expected.popleft():
                 self._session.receive_reply(self._shard, reply)
 
