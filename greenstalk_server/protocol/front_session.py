@@ -436,6 +436,8 @@ class Reserve(Work):
         job = reserving.reserve(session.broker, session.client, now)
         if job is not None:
             return self._take(session, job, now)
+        if self._outcome == WaitOutcome.TIMED_OUT:  # a reservation of the own shard may be about to end
+            self._outcome = reserving.wait(session.broker, session.client, now, now)
         session.decline_all(NO_SHARD)
         session.batch_size = self._batch
         return ended_wait_reply(session, self._outcome)
