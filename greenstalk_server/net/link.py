@@ -119,7 +119,18 @@ def _ignore(data: bytes | None) -> None:
 class ServedClient(Handler):
     """A client that is connected to the other process of *link*, and its session here."""
 
-    __slots__ = ("_committer", "_held", "_input", "_is_closed", "_journal", "_link", "_number", "_poller", "session")
+    __slots__ = (
+        "_committer",
+        "_held",
+        "_input",
+        "_is_closed",
+        "_is_ending",
+        "_journal",
+        "_link",
+        "_number",
+        "_poller",
+        "session",
+    )
 
     def __init__(self, link: Link, number: int, facts: dict[str, Any]) -> None:
         host = link.host
@@ -131,6 +142,7 @@ class ServedClient(Handler):
         self._input: list[bytes] = []
         self._held: deque[tuple[int, bytes]] = deque()
         self._is_closed: bool = False
+        self._is_ending: bool = False
         self.session: Session = host.make_session(partial(host.poller.queue, self), facts)
         client = self.session.client
         connecting.become_remote(host.broker, client, link)
@@ -146,7 +158,12 @@ class ServedClient(Handler):
     def resume(self, now: int, limit: range) -> bytes:
         """Continue after a wait or a slice, or serve the input; return the replies to be sent."""
         session = self.session
-        if self._is_closed or session.stream is not None:
+        if self._is_closed:
+            return b""
+        if self._is_ending:
+            self._finish(now, limit)
+            return b""
+        if session.stream is not None:
             return b""
         if self._held or self._link.is_full:
             self._link.note_stalled(self)
@@ -196,6 +213,27 @@ class ServedClient(Handler):
             self.pump()
             self._poller.queue(self)
         self._link.host.note_output(self._link)
+
+    def end(self) -> None:
+        """Disconnect the client once its input, and that of the clients before it, is served."""
+        self._is_ending = True
+        self._poller.queue(self)
+
+    def _finish(self, now: int, limit: range) -> None:
+        """Serve the rest of the input, whose replies nobody reads, then disconnect the client."""
+        session = self.session
+        session.end_stream()
+        if session.has_more:
+            session.resume(now, limit)
+        elif self._input:
+            data, self._input = b"".join(self._input), []
+            self._link.grant(len(data))
+            session.receive(data, now, limit)
+        self._poller.spend(session.cost)
+        if (session.has_more or self._input) and not session.is_closing:
+            self._poller.queue(self)
+        else:
+            self.close(now)
 
     def close(self, now: int) -> None:
         """Disconnect the client, once."""
@@ -399,7 +437,7 @@ class Link(Handler):
             return b""
         try:
             for kind, channel, payload in self._reader.feed(data):
-                self._handle(kind, channel, payload, now)
+                self._handle(kind, channel, payload)
         except LinkError as error:
             log.error("link to shard %d: %s; the link is closed", self.peer, error)  # noqa: TRY400  no traceback
             self.host.drop(self)
@@ -430,7 +468,7 @@ class Link(Handler):
         log.error("internal error: the link to shard %d is closed", self.peer, exc_info=error)
         self.host.drop(self)
 
-    def _handle(self, kind: int, channel: int, payload: bytes, now: int) -> None:
+    def _handle(self, kind: int, channel: int, payload: bytes) -> None:
         """Handle one frame; raise LinkError if the peer may not send it."""
         if kind in (frames.DATA, frames.REPLY):
             self._granted -= len(payload)
@@ -446,7 +484,7 @@ class Link(Handler):
             else:
                 self.grant(len(payload))
         elif kind in (frames.OPEN, frames.CLOSE):
-            self._handle_client(kind, channel, payload, now)
+            self._handle_client(kind, channel, payload)
         elif kind == frames.CLOSED:
             self._pass_reply(channel, None)
             self._wires.pop(channel, None)
@@ -463,7 +501,7 @@ class Link(Handler):
         if wire is not None:
             wire.receive(data)
 
-    def _handle_client(self, kind: int, channel: int, payload: bytes, now: int) -> None:
+    def _handle_client(self, kind: int, channel: int, payload: bytes) -> None:
         """Handle OPEN or CLOSE."""
         client = self._clients.pop(channel, None)
         if kind == frames.OPEN:
@@ -471,7 +509,7 @@ class Link(Handler):
                 raise LinkError(f"channel {channel} is open already")
             self._clients[channel] = ServedClient(self, channel, _facts(payload))
         elif client is not None:
-            client.close(now)
+            client.end()
 
     def _note_head(self, payload: bytes) -> None:
         """Handle HEAD."""
