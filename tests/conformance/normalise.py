@@ -1,6 +1,6 @@
 """Convert a raw reply to text that is equal on both sides unless the servers behave differently.
 
-- A job id becomes its number in the conversation: `INSERTED {1}`.
+- A job id becomes its number in the conversation: `INSERTED {1}`; see ids.py.
 - Counters are relative to the baseline of the conversation, which also excludes the control connection.
 - A value that identifies the process, the machine or the time (pid, version, CPU time, uptime, id, uname) becomes a
   placeholder, but only if it has the right form or value. A wrong value is kept, so that the comparison fails.
@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 from tests.support.servers import Baseline
 
+from .ids import Ids
+
 _LONG_BODY = 200
 
 _ID_REPLY = re.compile(rb"(INSERTED|RESERVED|FOUND|BURIED|DELETED) (\d+)(.*)", re.DOTALL)
@@ -31,18 +33,14 @@ _MASKED_FORMS = {
 }
 
 
-def normalise(reply: bytes, baseline: Baseline) -> str:
+def normalise(reply: bytes, baseline: Baseline, ids: Ids) -> str:
     """Return *reply*, as read from the wire, as text for the comparison."""
     if reply.startswith(b"OK "):
-        return _yaml(reply, baseline)
+        return _yaml(reply, baseline, ids)
     if found := _ID_REPLY.fullmatch(reply):
         word, job_id, rest = found.groups()
-        return f"{word.decode()} {_relative_id(int(job_id), baseline)}{_abbreviated(rest)}"
+        return f"{word.decode()} {ids.name(int(job_id))}{_abbreviated(rest)}"
     return _abbreviated(reply)
-
-
-def _relative_id(job_id: int, baseline: Baseline) -> str:
-    return f"{{{job_id - baseline.last_id}}}"
 
 
 def _abbreviated(data: bytes) -> str:
@@ -53,13 +51,15 @@ def _abbreviated(data: bytes) -> str:
     return f"{ends[0]} ... {ends[1]} ({len(data)} bytes, crc {zlib.crc32(data):08x})"
 
 
-def _yaml(reply: bytes, baseline: Baseline) -> str:
+def _yaml(reply: bytes, baseline: Baseline, ids: Ids) -> str:
     head, _, body = reply.partition(b"\r\n")
     if head != b"OK %d" % len(body) or not (body.startswith(b"---\n") and body.endswith(b"\n")):
         return _abbreviated(reply)
     lines = body.decode("latin-1").splitlines()[1:]
     first_key = lines[0].partition(": ")[0] if lines else ""
-    value_of = {"id": _job_value, "name": _tube_value}.get(first_key, _server_value)
+    if first_key == "id":
+        return "\n".join(["OK *", *(_job_line(line, ids) for line in lines)])
+    value_of = _tube_value if first_key == "name" else _server_value
     if lines and lines[0] in ("name: default", 'name: "default"'):
         value_of = _default_tube_value
     return "\n".join(["OK *", *(_line(line, value_of, baseline) for line in lines)])
@@ -70,8 +70,9 @@ def _line(line: str, value_of: Callable[[str, str, Baseline], str], baseline: Ba
     return f"{key}: {value_of(key, value, baseline)}" if colon else line
 
 
-def _job_value(key: str, value: str, baseline: Baseline) -> str:
-    return _relative_id(int(value), baseline) if key == "id" and value.isdecimal() else value
+def _job_line(line: str, ids: Ids) -> str:
+    key, _, value = line.partition(": ")
+    return f"id: {ids.name(int(value))}" if key == "id" and value.isdecimal() else line
 
 
 def _tube_value(key: str, value: str, baseline: Baseline) -> str:
@@ -85,7 +86,7 @@ def _default_tube_value(key: str, value: str, baseline: Baseline) -> str:
 def _server_value(key: str, value: str, baseline: Baseline) -> str:
     if _COUNTED.fullmatch(key):
         return _since(value, baseline.stats.get(key))
-    if key == "pid" and value == str(baseline.pid):
+    if key == "pid" and value in map(str, baseline.pids):
         return "<pid>"
     if (form := _MASKED_FORMS.get(key)) and form.fullmatch(value):
         return f"<{key}>"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.support.servers import Server
 from tests.support.wire import Connection
 
+from .ids import Ids, LearnedIds
 from .normalise import normalise
 from .script import (
     Close,
@@ -52,9 +53,12 @@ class Entry:
 Transcript = list[Entry]
 
 
-def play(server: Server, conversation: Conversation) -> Transcript:
-    """Play *conversation* to *server* on new connections; half-close each at the end, in the order of opening."""
-    player = _Player(server, conversation)
+def play(server: Server, conversation: Conversation, expected: Sequence[str] = ()) -> Transcript:
+    """Play *conversation* to *server* on new connections; half-close each at the end, in the order of opening.
+
+    From *expected*, the expected replies, the ids of a server of several shards are learned.
+    """
+    player = _Player(server, conversation, expected)
     try:
         return player.play()
     finally:
@@ -66,13 +70,14 @@ def replies(transcript: Transcript) -> list[str]:
 
 
 class _Player:
-    """Plays one conversation; `transcript` has the steps taken so far."""
+    """Plays one conversation; `steps` has the steps taken so far: the line, its replies, and the time."""
 
-    def __init__(self, server: Server, conversation: Conversation) -> None:
+    def __init__(self, server: Server, conversation: Conversation, expected: Sequence[str]) -> None:
         self.server = server
-        self.baseline = server.reset()
+        self.baseline = base = server.reset()
+        self.ids = Ids(base.last_id) if base.shards == 1 else LearnedIds(base.last_id, base.shards, expected)
         self.conversation = conversation
-        self.transcript: Transcript = []
+        self.steps: list[tuple[str, list[bytes], float]] = []
         self.connections: dict[str, Connection] = {}
         self.started_at = time.monotonic()
 
@@ -83,7 +88,8 @@ class _Player:
         for name, connection in self.connections.items():
             connection.half_close()
             self._record(f"{name} at the end", connection.read_to_end())
-        return self.transcript
+        # Only now all ids are known.
+        return [Entry(line, tuple(map(self._normalised, raw)), at) for line, raw, at in self.steps]
 
     def close(self) -> None:
         self.server.resume()
@@ -93,15 +99,17 @@ class _Player:
     def _connection(self, name: str) -> Connection:
         if name not in self.connections:
             timeout = TIMED_READ_TIMEOUT if self.conversation.is_timed else READ_TIMEOUT
-            self.connections[name] = Connection(self.server.address, timeout, self.server.barrier)
+            self.connections[name] = self.server.connect(timeout)
         return self.connections[name]
 
     def _take(self, step: Step) -> list[bytes]:
         match step:
             case Send(name, payload, reads_reply):
-                self._connection(name).send(payload.render(self.baseline.last_id))
+                self._connection(name).send(payload.render(self.ids))
                 if reads_reply:
-                    return self._read(name, 1)
+                    found = self._read(name, 1)
+                    self.server.settle()
+                    return found
                 self.server.barrier()
             case Read(name, count):
                 return self._read(name, count)
@@ -139,5 +147,9 @@ class _Player:
         return [connection.read_reply() for _ in range(count)]
 
     def _record(self, line: str, raw: list[bytes]) -> None:
-        texts = tuple(normalise(reply, self.baseline) for reply in raw)
-        self.transcript.append(Entry(line, texts, time.monotonic() - self.started_at))
+        for reply in raw:
+            self.ids.learn(reply)
+        self.steps.append((line, raw, time.monotonic() - self.started_at))
+
+    def _normalised(self, reply: bytes) -> str:
+        return normalise(reply, self.baseline, self.ids)

@@ -32,6 +32,8 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .ids import Ids
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:
@@ -39,8 +41,8 @@ class Payload:
 
     parts: tuple[bytes | int, ...]
 
-    def render(self, id_base: int) -> bytes:
-        return b"".join(part if isinstance(part, bytes) else b"%d" % (id_base + part) for part in self.parts)
+    def render(self, ids: Ids) -> bytes:
+        return b"".join(part if isinstance(part, bytes) else b"%d" % ids.id(part) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def _token_value(token: re.Match[str]) -> bytes | int:
     if token["id"]:
         return int(token["id"])
     if token["unit"]:
-        return parse_payload(token["unit"]).render(0) * int(token["times"])
+        return parse_payload(token["unit"]).render(Ids(0)) * int(token["times"])
     if token["hex"]:
         return bytes.fromhex(token["hex"])
     if token["escape"] not in _ESCAPES:

@@ -11,12 +11,13 @@ from tests.support.servers import Baseline
 from tests.support.wire import END, MISSING_CRLF, QUIET, SILENCE, Connection
 
 from .differences import as_ours
+from .ids import Ids, LearnedIds
 from .normalise import normalise
-from .script import (
-    parse_payload,
-)
+from .script import parse_payload
 
-BASELINE = Baseline(pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"total-jobs": "3", "current-using": "1"})
+BASELINE = Baseline(
+    pids=frozenset((7,)), last_id=40, stats={"cmd-put": "5"}, default_tube={"total-jobs": "3", "current-using": "1"}
+)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ BASELINE = Baseline(pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"to
     ],
 )
 def test_payload_is_rendered(text: str, rendered: bytes) -> None:
-    assert parse_payload(text).render(40) == rendered
+    assert parse_payload(text).render(Ids(40)) == rendered
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_incomplete_reply_is_recorded(link: tuple[Connection, socket.socket]) ->
     ],
 )
 def test_reply_is_normalised(raw: bytes, text: str) -> None:
-    assert normalise(raw, BASELINE) == text
+    assert normalise(raw, BASELINE, Ids(40)) == text
 
 
 @pytest.mark.parametrize(
@@ -103,12 +104,12 @@ def test_reply_is_normalised(raw: bytes, text: str) -> None:
 )
 def test_stats_reply_is_normalised(lines: str, normalised: str) -> None:
     body = f"---\n{lines}\n".encode()
-    assert normalise(b"OK %d\r\n%s" % (len(body), body), BASELINE) == f"OK *\n{normalised}"
+    assert normalise(b"OK %d\r\n%s" % (len(body), body), BASELINE, Ids(40)) == f"OK *\n{normalised}"
 
 
 def test_long_bodies_differ_by_their_checksum() -> None:
     one, other = (
-        normalise(b"FOUND 41 500\r\n" + b"x" * 249 + middle + b"x" * 250, BASELINE) for middle in (b"y", b"z")
+        normalise(b"FOUND 41 500\r\n" + b"x" * 249 + middle + b"x" * 250, BASELINE, Ids(40)) for middle in (b"y", b"z")
     )
     assert one != other
     assert "(506 bytes, crc " in one
@@ -119,3 +120,21 @@ def test_names_that_yaml_misreads_are_expected_in_quotes() -> None:
     assert as_ours("OK *\nid: {1}\ntube: 1e3\nfile: 0") == 'OK *\nid: {1}\ntube: "1e3"\nfile: 0'
     assert as_ours("OK *\n- name: 1") == "OK *\n- name: 1"
     assert as_ours("name: 1") == "name: 1"
+
+
+def test_ids_of_several_shards_are_learned_from_the_expected_replies() -> None:
+    ids = LearnedIds(40, 3, ["INSERTED {1}", "NOT_FOUND", "INSERTED {3}", r"RESERVED {3} 1\r\nx"])
+    for reply in (b"INSERTED 43", b"NOT_FOUND", b"INSERTED 41", b"RESERVED 43 1\r\nx"):
+        ids.learn(reply)
+    assert [ids.id(number) for number in (1, 3)] == [43, 41]
+    assert [ids.name(id) for id in (43, 41, 46)] == ["{1}", "{3}", "{id 46}"]
+    assert ids.id(2) == 46  # if it was put into `default`
+    assert ids.id(4) == 52
+
+
+def test_number_that_never_gets_an_id_is_not_another_job() -> None:
+    ids = LearnedIds(40, 3, ["EXPECTED_CRLF", "INSERTED {2}"])
+    ids.learn(b"EXPECTED_CRLF")
+    ids.learn(b"INSERTED 43")
+    assert ids.name(43) == "{2}"
+    assert ids.id(1) > 43

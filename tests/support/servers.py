@@ -65,12 +65,18 @@ def peer() -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Figures of a server just before a conversation; normalise.py reports counters relative to them."""
+    """Figures of a server just before a conversation; normalise.py reports counters relative to them.
 
-    pid: int
+    pids        processes that may reply.
+    last_id     last id that the shard of `default` has assigned.
+    shards      number of shards, by which the ids of one shard differ.
+    """
+
+    pids: frozenset[int]
     last_id: int
     stats: dict[str, str]
     default_tube: dict[str, str]
+    shards: int = 1
 
 
 class Server:
@@ -87,6 +93,10 @@ class Server:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def connect(self, timeout: float) -> Connection:
+        """Return a new connection, whose reads time out after *timeout* seconds and a barrier."""
+        return Connection(self.address, timeout, self.barrier)
 
     def stop(self) -> None:
         """End the process."""
@@ -111,6 +121,9 @@ class Server:
             if reply != b"UNKNOWN_COMMAND":
                 raise ServerError(f"{self.kind.name} answered the barrier with {reply!r}{self.log_tail()}")
 
+    def settle(self) -> None:
+        """Return once the server has done what a reply does not wait for: one process does nothing later."""
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, and return once the server has handled it."""
         self._process.send_signal(number)
@@ -120,9 +133,9 @@ class Server:
     def pause(self) -> None:
         """Stop the process once it sleeps in its event loop, so that no earlier input is left to handle."""
         self.barrier()
-        self._await_state("S")
+        self._await_state(self.pid, "S")
         self._process.send_signal(signal.SIGSTOP)
-        self._await_state("T")
+        self._await_state(self.pid, "T")
         self._is_paused = True
 
     def resume(self) -> None:
@@ -131,10 +144,10 @@ class Server:
             self._process.send_signal(signal.SIGCONT)
             self._is_paused = False
 
-    def _await_state(self, state: str) -> None:
-        """Return once the process is in *state*, a letter of proc(5)."""
+    def _await_state(self, pid: int, state: str) -> None:
+        """Return once the process *pid* is in *state*, a letter of proc(5)."""
         deadline = time.monotonic() + START_SECONDS
-        stat = Path(f"/proc/{self.pid}/stat")
+        stat = Path(f"/proc/{pid}/stat")
         while (found := stat.read_text().rpartition(") ")[2][0]) != state:
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.kind.name} is in state {found}, not {state}{self.log_tail()}")
@@ -162,7 +175,7 @@ class Server:
             default_tube = yaml_mapping(self._control.ask(b"stats-tube default"))
             stats = yaml_mapping(self._control.ask(b"stats"))
             if _is_clean(stats):
-                return Baseline(self.pid, self._last_id, stats, default_tube)
+                return Baseline(frozenset((self.pid,)), self._last_id, stats, default_tube)
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.kind.name} cannot be reset: {stats}{self.log_tail()}")
             time.sleep(0.01)

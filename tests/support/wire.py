@@ -34,7 +34,7 @@ class Connection:
     """
 
     def __init__(self, address: tuple[str, int], timeout: float, settle: Callable[[], None] = lambda: None) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._settle = settle
         self._socket = socket.create_connection(address, timeout=SEND_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -62,7 +62,7 @@ class Connection:
     def read_reply(self) -> bytes:
         """Return the next reply without its last CRLF; if it is incomplete, its bytes and why the rest is missing."""
         while (size := self._reply_size()) is None:
-            if not self._receive(self._timeout) and not self._receive_settled():
+            if not self._receive(self.timeout) and not self._receive_settled():
                 return self._unfinished()
         reply = bytes(self._received[:size])
         del self._received[:size]
