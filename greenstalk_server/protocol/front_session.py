@@ -661,6 +661,9 @@ class FrontSession(RestrictedSession):
         self._run_shard = shard
         return b""
 
+    def _must_wait(self) -> bool:
+        return bool(self._run)
+
     def _end_run(self) -> None:
         """Raise Postponed while there is a run: the command must not overtake it."""
         if self._run:
@@ -716,9 +719,13 @@ class FrontSession(RestrictedSession):
             self._end_run()
             return super()._begin_put(command, data, pos, out, now)
         size: int = command[4]
-        is_whole = len(data) >= pos + size + 2
-        if self._run and (shard != self._run_shard or not is_whole or size > self.broker.max_job_size):
-            raise POSTPONED
+        if self._run and not (
+            shard == self._run_shard
+            and command[5]
+            and size <= self.broker.max_job_size
+            and data.startswith(CRLF, pos + size)
+        ):
+            raise POSTPONED  # a refusal must not overtake the run, nor a put that is not whole
         verb: Verb = command[0]
         if not verb.is_extension:
             self.broker.counters.cmd_put += 1

@@ -236,10 +236,10 @@ class Session(SessionState):
                     continue
                 self.reports |= verb.awaits_journal
                 reply = self._handle(verb, command, now)
-            except Postponed:
-                pos -= len(line) + 2
-                break
-            except ProtocolError as error:
+            except (Postponed, ProtocolError) as error:
+                if isinstance(error, Postponed) or self._must_wait():
+                    pos -= len(line) + 2
+                    break
                 reply = error.reply
                 self.refused(self.client, line, reply)
                 pos = self._skip_announced(line + b" ", data, pos, out)
@@ -278,11 +278,15 @@ class Session(SessionState):
         assert verb.handle is not None
         return verb.handle(self, command, now)
 
+    def _must_wait(self) -> bool:
+        """Whether the replies to earlier commands are still to come, so that no error may be replied now."""
+        return False
+
     def _end_of_long_line(self, data: bytes, pos: int) -> int:
         """Return the end of the line at *pos*, which is longer than MAX_LINE; or INCOMPLETE or TOO_LONG."""
         limit = codec.max_line(data, pos)
         end = data.find(CRLF, pos, pos + limit)
-        return end if end >= 0 else INCOMPLETE if len(data) - pos < limit else TOO_LONG
+        return end if end >= 0 else INCOMPLETE if len(data) - pos < limit or self._must_wait() else TOO_LONG
 
     def _continue_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
         end = data.find(CRLF, pos)

@@ -74,6 +74,22 @@ a< 100
 a+ use x\r\nwatch x\r\nput 0 0 60 1\r\nq\r\nreserve\r\nnope\r\ndelete {1}\r\ndelete {1}\r\nkick 1\r\n
 a< 8
 
+== pipelined-errors-in-the-order-of-commands
+a+ put 0 0 60 1\r\nx\r\nnope\r\npeek-ready\r\nput 0 0 60 1 x\r\npeek-buried\r\nput x\r\npeek-ready\r\n
+a< 7
+
+== pipelined-long-line-in-the-order-of-commands
+a+ peek-ready\r\n{l*300}\r\npeek-buried\r\n
+a< 3
+
+== pipelined-body-too-big-in-the-order-of-commands
+a+ peek-ready\r\nput 0 0 60 65536\r\n{x*65536}\r\npeek-buried\r\n
+a< 3
+
+== pipelined-body-missing-crlf-in-the-order-of-commands
+a+ peek-ready\r\nput 0 0 60 1\r\nabc\r\npeek-buried\r\n
+a< 2
+
 == pipelined-job-cycle
 a+ put 0 0 60 3\r\none\r\nput 0 0 60 3\r\ntwo\r\nreserve\r\nreserve\r\ndelete {1}\r\ndelete {2}\r\n
 a< 6

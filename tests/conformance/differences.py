@@ -88,6 +88,7 @@ DIFFERENCES: dict[str, Difference] = {
     "body-too-long-by-two": Difference(CLOSES, [*_EXPECTED_CRLF, "<end>"]),
     "body-too-long-then-a-command": Difference(CLOSES, [*_EXPECTED_CRLF, "<end>"]),
     "body-too-short-by-one-includes-the-carriage-return": Difference(CLOSES, ["<quiet>", *_EXPECTED_CRLF, "<end>"]),
+    "pipelined-body-missing-crlf-in-the-order-of-commands": Difference(CLOSES, ["NOT_FOUND", *_EXPECTED_CRLF[:2]]),
     "body-ends-with-lf-only": Difference(CLOSES, _EXPECTED_CRLF),
     "body-ends-with-crcr": Difference(CLOSES, _EXPECTED_CRLF),
     "body-ends-with-lfcr": Difference(CLOSES, _EXPECTED_CRLF),

@@ -37,6 +37,10 @@ MENDED = [
     ("a-reserve-comes-before-a-later-close", 0),
     ("deadline-soon-with-a-paused-and-an-unpaused-tube", 1),
     ("half-uploaded-job-is-not-counted", 0),
+    ("pipelined-body-missing-crlf-in-the-order-of-commands", 0),
+    ("pipelined-body-too-big-in-the-order-of-commands", 0),
+    ("pipelined-errors-in-the-order-of-commands", 0),
+    ("pipelined-long-line-in-the-order-of-commands", 0),
     ("touch-id-garbage", 2),
 ]
 """Conversations that have found errors, each with the process that accepts its connections."""
