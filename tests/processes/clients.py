@@ -261,7 +261,8 @@ class _Client(threading.Thread):
         def answered(line: bytes, jobs: list[Job]) -> bool:
             for id, token in jobs:
                 self._history.deliver(Step(self._who, RESERVE, token, begun), id)
-                self.held.append((id, token))
+                if (id, token) not in self.held:  # it was lost with its process, and is reserved again
+                    self.held.append((id, token))
             return (bool(jobs) or line == nothing) and all(
                 self._record.tubes.get(token) in watched for _, token in jobs
             )

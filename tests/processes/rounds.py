@@ -311,20 +311,22 @@ class Rounds:
     def _audit(self) -> int:
         """Stop the clients, check all that is known, and delete all jobs; return how many there were."""
         record, history = self._record, self._record.history
-        clients = [*self._workers, *self._probes]
+        clients: list[Worker | Probe] = [*self._workers, *self._probes]
         for client in clients:
             client.is_over.set()
-        for waiter in self._waiters:
-            waiter.stop()
-        for client in (*clients, *self._waiters):
-            assert client.is_settled.wait(60), f"{client.name} does not end"
+        self._await_settled(clients)
         with Connection(self._server.port) as connection:
+            for tube in WAIT_TUBES:
+                self._await(connection, b"current-jobs-ready", 0, b"stats-tube " + tube)
             self._await(connection, b"current-jobs-reserved", sum([len(client.held) for client in clients]))
-            for client in (*clients, *self._waiters):
-                client.may_leave.set()
-                join(client)
-                if client.failure is not None:
-                    raise AssertionError(f"{client.name}: {client.failure!r}") from client.failure
+            for waiter in self._waiters:
+                waiter.stop()
+            self._await_settled(self._waiters)
+            for each in (*clients, *self._waiters):
+                each.may_leave.set()
+                join(each)
+                if each.failure is not None:
+                    raise AssertionError(f"{each.name}: {each.failure!r}") from each.failure
             self._await(connection, b"current-jobs-reserved", 0)
             self._await(connection, b"current-waiting", 0)
             self._await(connection, b"current-connections", 1)
@@ -338,16 +340,21 @@ class Rounds:
         self._check_log()
         return drained
 
-    def _await(self, connection: Connection, name: bytes, expected: int) -> None:
-        """Wait until *expected* is the value of *name* in `stats`: connections close a little later."""
+    @staticmethod
+    def _await_settled(clients: Sequence[Worker | Waiter | Probe]) -> None:
+        for client in clients:
+            assert client.is_settled.wait(60), f"{client.name} does not end"
+
+    def _await(self, connection: Connection, name: bytes, expected: int, request: bytes = b"stats") -> None:
+        """Wait until *expected* is the value of *name* in the reply to *request*: much ends a little later."""
         found = b""
 
         def is_reached() -> bool:
             nonlocal found
-            found = connection.stats(b"stats")[name]
+            found = connection.stats(request)[name]
             return int(found) == expected
 
-        wait_until(is_reached, lambda: f"{name.decode()} is {found.decode()}, not {expected}", 10)
+        wait_until(is_reached, lambda: f"{request!r}: {name.decode()} is {found.decode()}, not {expected}", 30)
 
     def _drain(self, connection: Connection) -> int:
         """Reserve and delete all jobs; check that the counts of the tubes and of the server add up to them."""

@@ -230,7 +230,13 @@ class History:
                 self.wrong.append(f"a client without a reservation: {step}")
             return
         if step.is_refused:
-            if not self.is_disturbed(self.shard_of(step.token), own[-1].begun, step.ended):
+            given_back = [
+                each
+                for each in steps
+                if each is not step and each.begun <= step.ended and each.ended >= own[-1].begun and not each.is_refused
+                if each.kind == DELETE or (each.kind == RELEASE and each.client == step.client)
+            ]
+            if not given_back and not self.is_disturbed(self.shard_of(step.token), own[-1].begun, step.ended):
                 self.wrong.append(f"a client has lost its reservation: {step} in {steps}, {self.disturbances}")
             return
         others = [each for each in deliveries if own[-1].ended < each.begun and each.ended < step.begun]
