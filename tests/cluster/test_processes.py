@@ -17,6 +17,7 @@ import pytest
 from greenstalk_server.cluster.placement import Placement
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, environment, run_here
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
@@ -133,6 +134,13 @@ def test_children_stop_when_the_parent_is_killed_and_the_next_one_waits_for_them
     with Daemon("--processes", "2", "-b", str(tmp_path), *QUIET) as following:
         assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in before)
         assert following.ask(b"put 0 0 9 1\r\nx\r\n").startswith(b"INSERTED")
+
+
+def test_no_second_server_opens_the_directory_or_one_of_its_shards(server: Daemon, tmp_path: Path) -> None:
+    for flags, directory in ((("--processes", "2"), tmp_path), ((), tmp_path / "shard-1")):
+        second = run(*flags, "-b", str(directory))
+        assert second.returncode == EXIT_JOURNAL
+        assert f"-b {directory}: in use by process " in second.stderr
 
 
 def test_drain_reaches_all_and_outlives_a_restart(server: Daemon) -> None:
