@@ -41,6 +41,7 @@ def check(broker: Broker) -> None:
         tube_set.check()
     for client in broker.clients:
         _check_client(broker, client)
+    _check_subscriptions(broker)
     assert not broker.dependents.targets or broker.dependents.timer_at, "a tick is due to handle the dependents"
     assert len(broker.recent_workers) <= MAX_RECENT_WORKERS
     waits = {id: set(clients) for id, clients in broker.job_waiters.items()}
@@ -52,6 +53,11 @@ def check(broker: Broker) -> None:
 def is_in_reserve(client: Client) -> bool:
     """Whether *client* waits for a ready job."""
     return client.is_waiting and not client.awaited_id
+
+
+def offers_of(tube: Tube) -> dict[int, Client]:
+    """Return the client of each offered job of *tube*, by the job's id."""
+    return tube.ready._offers or {}
 
 
 def _check_places(broker: Broker) -> None:
@@ -186,7 +192,10 @@ def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
     assert set(tube.waiters) == {client for client in waiting if client.tube_set is None}
     assert tube.waiting_count == len(waiting)
     assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
-    runnable = [job for job in ready if not is_withheld(job)]
+    for id, client in offers_of(tube).items():
+        assert client.offered is broker.jobs[id] and client.is_remote and not client.is_closed
+        assert client.offered.state == READY and client.offered.tube is tube
+    runnable = [job for job in ready if not is_withheld(job) and job.id not in offers_of(tube)]
     is_due = tube.timer_at or tube in broker.dependents.targets
     assert not (waiting and runnable) or tube.throttled_until or is_due
     if delayed and delayed[0].deadline < NO_DEADLINE:
@@ -221,13 +230,26 @@ def _check_rules(broker: Broker, tube: Tube, policy_state: TubePolicyState) -> N
         assert min(times) >= NEVER or 0 < tube.timer_at <= min(times)
 
 
+def _check_subscriptions(broker: Broker) -> None:
+    """Assert that each process subscribes to the heads of the tubes that its clients watch, once for each client."""
+    expected: dict[Tube, dict[object, int]] = {}
+    for client in [*broker.clients, *broker.closing_clients]:
+        for tube in client.watched.values() if client.is_remote else ():
+            counts = expected.setdefault(tube, {})
+            counts[client.front] = counts.get(client.front, 0) + 1
+    assert broker.heads._subscribers == expected
+    assert all((tube.head_watch is broker.heads) == (tube in expected) for tube in broker.tubes.values())
+
+
 def _check_client(broker: Broker, client: Client) -> None:
     """Assert that the connected *client* is consistent."""
     assert client.tube_set is None or set(client.tube_set.tubes) == set(client.watched.values())
     assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
     assert client.watched or client.is_remote
     assert broker.tubes.get(client.used.name, broker.no_tube) is client.used
-    assert client.offered is None or 0 < client.timer_at <= client.offered_until
+    if client.offered is not None:
+        assert client.is_remote and not client.is_closed and not is_in_reserve(client)
+        assert 0 < client.timer_at <= client.offered_until
     assert all(broker.tubes[name] is tube for name, tube in client.watched.items())
     assert client.is_waiting or not client.awaited_id
     if client.is_waiting:

@@ -32,6 +32,7 @@ from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.transitions.dependents import wake_dependents
+from greenstalk_server.core.tubes.head_watch import Head, head_of
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 from greenstalk_server.protocol.tag_syntax import parse_tags
@@ -55,6 +56,7 @@ WORDS: Final = {
     WaitOutcome.DELETED: "DELETED",
     WaitOutcome.BURIED: "BURIED",
     WaitOutcome.NOT_FOUND: "NOT_FOUND",
+    WaitOutcome.OFFERED: "OFFERED",
 }
 
 
@@ -143,6 +145,18 @@ class World(BrokerListener):
     def client(self, use: bytes = b"default", watch: Iterable[bytes] = (b"default",)) -> Actor:
         """Connect a client that uses *use* and watches *watch*."""
         return Actor(self, use, list(watch))
+
+    def remote(self, watch: Iterable[bytes] = (b"default",), front: object = "front") -> Actor:
+        """Connect a client of the process *front* that uses no tube and watches *watch*."""
+        actor = Actor(self, b"default", [b"default"])
+        connecting.become_remote(self.broker, actor.client, front)
+        for name in watch:
+            actor.watch(name)
+        return actor
+
+    def heads(self) -> dict[bytes, Head]:
+        """Return the heads that have changed since the last call, as a process publishes them."""
+        return {tube.name: head_of(tube, self.now) for tube, _ in self.broker.heads.take()}
 
     def advance(self, seconds: float) -> None:
         """Advance the time, and tick whenever the broker has requested it."""
@@ -398,6 +412,36 @@ class Actor:
 
     def pause_tube(self, name: bytes, delay: float) -> bool:
         return self.world.checked(editing.pause_tube(self.broker, name, round(delay * SECOND), self.world.now))
+
+    def unwatch(self, name: bytes) -> None:
+        connecting.unwatch(self.broker, self.client, name)
+        self.world.check()
+
+    def leave(self) -> None:
+        connecting.leave(self.broker, self.client)
+        self.world.check()
+
+    def await_offer(self) -> Outcome:
+        """Wait for the offer of a job; return the outcome."""
+        return self.world.checked(WORDS[reserving.await_offer(self.broker, self.client, self.world.now)])
+
+    def claim(self) -> Outcome:
+        """Reserve a job, the offered one among others, without a wait; return the outcome."""
+        now = self.world.now
+        job = reserving.claim(self.broker, self.client, now)
+        if job is not None:
+            return self.world.checked(job.id)
+        return self.world.checked(WORDS[reserving.wait(self.broker, self.client, now, now)])
+
+    def decline(self) -> None:
+        waiting.decline_offer(self.broker, self.client, self.world.now)
+        self.world.check()
+
+    @property
+    def offered(self) -> int:
+        """The id of the job that is offered to the client, 0 if there is none."""
+        job = self.client.offered
+        return job.id if job is not None and invariants.offers_of(job.tube).get(job.id) is self.client else 0
 
     def disconnect(self) -> None:
         connecting.disconnect(self.broker, self.client, self.world.now)

@@ -127,6 +127,8 @@ def end_delay(broker: Broker, job: Job, now: int) -> None:
 def search_on(tube: Tube) -> None:
     """Continue the search for the first runnable job of *tube*, which too many stale fronts have interrupted."""
     tube.ready.is_unfinished = False
+    if tube.head_watch is not None:
+        tube.head_watch.note(tube)
     job = tube.ready.first()
     if job is not None:
         for tube_set in tube.tube_sets:

@@ -1,7 +1,8 @@
 """Subscriptions of other processes to the heads of tubes. Pure.
 
 The head of a tube is the job that the next reserve takes. A process whose clients watch tubes of this shard subscribes
-to them, so that it knows without a request which shard has the best job.
+to them, so that it knows without a request which shard has the best job. A job whose concurrency key has no free slot
+since another tube got the last one is a head until the next reserve or `head_of` meets it.
 """
 
 from __future__ import annotations

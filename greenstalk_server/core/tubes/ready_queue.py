@@ -306,6 +306,8 @@ class ReadyQueue:
         self._withheld.remove(job, job.pri)
         queue.front = job
         self._indexed_out_of_order().add(job, job.pri)
+        if tube.head_watch is not None:
+            tube.head_watch.note(tube)
         return job
 
     def _add_limited(self, job: Job, limiter: ConcurrencyKey) -> None:
@@ -362,6 +364,8 @@ class ReadyQueue:
         self._indexed_out_of_order().remove(front, front.pri)
         queue.front = None
         self._withhold(front, queue)
+        if front.tube.head_watch is not None:
+            front.tube.head_watch.note(front.tube)
         if is_pending:
             limiter.pending[front.tube] = None
 
