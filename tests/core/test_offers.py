@@ -359,8 +359,8 @@ class TestTags:
         one, two = producer.put_tagged("con:k"), producer.put_tagged("con:k")
         remote, other = world.remote(), world.remote()
         assert remote.await_offer() == "OFFERED" and other.await_offer() == "WAITING"
-        assert producer.delete(one)
-        assert other.offered == two
+        assert world.delete_job(remote.offered)
+        assert other.offered == two != one
 
     def test_job_of_a_group_is_offered_when_the_group_is_empty(self, world: World, producer: Actor) -> None:
         first = producer.put_tagged("grp:g")
