@@ -687,6 +687,10 @@ class FrontSession(RestrictedSession):
         else:
             shard = self._used_shard if route == USED else self.routes.shard_of(command[1])
         if shard != own:
+            if verb.name == b"wait":  # alone in its run, so that it holds up no reply before it
+                self._end_run()
+                self._forward(shard, self.line + CRLF, True)
+                return None
             return self._forward(shard, self.line + CRLF, verb.name in REPEATABLE)
         self._end_run()
         return super()._handle(verb, command, now)

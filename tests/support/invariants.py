@@ -245,7 +245,7 @@ def _check_client(broker: Broker, client: Client) -> None:
     """Assert that the connected *client* is consistent."""
     assert client.tube_set is None or set(client.tube_set.tubes) == set(client.watched.values())
     assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
-    assert client.watched or client.is_remote
+    assert client.watched or client.is_remote or broker.ids.shards > 1
     assert broker.tubes.get(client.used.name, broker.no_tube) is client.used
     if client.offered is not None:
         assert client.is_remote and not client.is_closed and not is_in_reserve(client)

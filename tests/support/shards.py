@@ -1,0 +1,316 @@
+"""A queue of several shards, or of one, without sockets: each has a broker, and clients connect to any of them.
+
+Messages between two shards arrive in the order in which they were sent. `choose` selects which pair of shards is next,
+or the next session that was woken; the default resumes sessions when no message is left, as at the end of a batch. Time
+passes only in `advance`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, TypeAlias
+
+from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.operations import connecting, ticking
+from greenstalk_server.core.transitions.dependents import wake_dependents
+from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
+from greenstalk_server.journal.layout import shard_of_tube
+from greenstalk_server.protocol.access import Grants
+from greenstalk_server.protocol.costs import COMMAND_SLICE
+from greenstalk_server.protocol.front_session import FrontSession
+from greenstalk_server.protocol.restricted_session import RestrictedSession
+from tests.support import invariants
+from tests.support.talk import stream_of
+from tests.support.world import START, make_broker
+
+SHARDS: Final = 3
+MAX_STEPS: Final = 20_000
+"""Maximum number of messages until the shards are at rest."""
+
+Receive: TypeAlias = Callable[[bytes | None], None]
+
+
+def tube_on(shard: int, number: int = 0) -> bytes:
+    """Return the name of a tube that *shard* owns, another for each *number*."""
+    names = (b"t%d" % at for at in range(10_000))
+    found = [name for name in names if shard_of_tube(name, SHARDS) == shard]
+    return found[number]
+
+
+class Wire:
+    """The channel of a session of *front* to *owner*; see front_session.Wire."""
+
+    def __init__(self, front: Shard, owner: Shard, session: FrontSession, receive: Receive) -> None:
+        self.front = front
+        self.owner = owner
+        self.session = session
+        self.receive = receive
+        self.kept: list[bytes] = []
+        self.served: Served | None = None
+        if front.is_linked(owner.number):
+            self.attach()
+
+    def attach(self) -> None:
+        self.served = Served(self)
+        self.front.wires.append(self)
+        kept, self.kept = self.kept, []
+        for data in kept:
+            self.send(data)
+
+    def send(self, data: bytes) -> None:
+        if self.served is None:
+            self.kept.append(data)
+        else:
+            self.front.post(self.owner, partial(self.served.push, data))
+
+    def close(self) -> None:
+        self.receive = lambda data: None
+        if self.served is not None:
+            self.front.wires.remove(self)
+            self.front.post(self.owner, self.served.close)
+
+
+class Served:
+    """The session of a remote client at the owner; see net.link.ServedClient."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.shard = wire.owner
+        self.input: list[bytes] = []
+        self.is_closed = False
+        grants = wire.session._grants
+        self.session = RestrictedSession(self.shard.broker, self._wake, grants, 0, self.shard.queue.now)
+        self.session.may_reserve = True
+        connecting.become_remote(self.shard.broker, self.session.client, wire.front.number)
+
+    def push(self, data: bytes) -> None:
+        self.input.append(data)
+        self.resume()
+
+    def resume(self) -> None:
+        """Serve as long as there is work, a slice each."""
+        session, now, limit = self.session, self.shard.queue.now, self.shard.queue.limit
+        while not self.is_closed:
+            if session.is_woken or session.has_more:
+                out = session.resume(now, limit)
+            elif self.input:
+                data, self.input = b"".join(self.input), []
+                out = session.receive(data, now, limit)
+            else:
+                break
+            self._reply(b"".join([out, *stream_of(session)]))
+            if session.is_closing:
+                self.close()
+                self._reply(None)
+
+    def _reply(self, out: bytes | None) -> None:
+        if out != b"":
+            self.shard.post(self.wire.front, partial(self._pass, out))
+
+    def _pass(self, out: bytes | None) -> None:
+        self.wire.receive(out)
+
+    def _wake(self) -> None:
+        self.shard.queue.woken.append(self.resume)
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.session.close(self.shard.queue.now)
+
+
+class Shard(BrokerListener):
+    """One process: the owner of a shard, and the front of its own clients. Implements front_session.Routes."""
+
+    def __init__(self, queue: Shards, ids: IdSequence, limits: Limits | None) -> None:
+        self.queue = queue
+        self.number = self.own = ids.shard
+        self.ids = ids
+        self.broker = make_broker(limits=limits, ids=self.ids)
+        self.broker.subscribe(self)
+        self.heads: dict[bytes, Head] = {}
+        self.wires: list[Wire] = []
+        self.waiting: list[Wire] = []
+        self.due: int | None = None
+        self._published: dict[tuple[object, bytes], Head] = {}
+
+    def on_earlier_deadline(self, when: int) -> None:
+        if self.due is None or when < self.due:
+            self.due = when
+
+    def shard_of(self, tube: bytes) -> int:
+        return shard_of_tube(tube, self.ids.shards)
+
+    def is_linked(self, shard: int) -> bool:
+        return frozenset((self.number, shard)) not in self.queue.cuts
+
+    def open(self, shard: int, session: FrontSession, receive: Receive) -> Wire:
+        assert shard != self.number
+        wire = Wire(self, self.queue.shards[shard], session, receive)
+        if wire.served is None:
+            self.waiting.append(wire)
+        return wire
+
+    def post(self, to: Shard, message: Callable[[], None]) -> None:
+        self.queue.links.setdefault((self.number, to.number), deque()).append(message)
+
+    def publish(self) -> None:
+        """Publish the heads that have changed, as Links.flush does."""
+        for tube, fronts in self.broker.heads.take():
+            head = head_of(tube, self.queue.now)
+            for front in fronts:
+                assert isinstance(front, int)
+                if self._published.get((front, tube.name), NO_HEAD) != head:
+                    self._published[front, tube.name] = head
+                    to = self.queue.shards[front]
+                    self.post(to, partial(to.note_head, tube.name, head))
+
+    def note_head(self, tube: bytes, head: Head) -> None:
+        if head == NO_HEAD:
+            self.heads.pop(tube, None)
+        else:
+            self.heads[tube] = head
+
+    def lose(self, peer: int) -> None:
+        """Forget the link to *peer*."""
+        self.heads = {tube: head for tube, head in self.heads.items() if self.shard_of(tube) != peer}
+        self._published = {key: head for key, head in self._published.items() if key[0] != peer}
+        lost = [wire for wire in self.wires if wire.owner.number == peer]
+        self.wires = [wire for wire in self.wires if wire.owner.number != peer]
+        for wire in lost:
+            assert wire.served is not None
+            wire.served.close()
+            wire.receive(None)
+
+
+class Front:
+    """A connection to one of the shards. `replies` has what was sent to the client and not yet taken."""
+
+    def __init__(self, queue: Shards, shard: int, grants: Grants | None = None, rate: int = 0) -> None:
+        self.queue = queue
+        self.shard = queue.shards[shard]
+        self.replies = b""
+        arguments = (self.shard.broker, self._wake, grants, rate, queue.now)
+        self.session: RestrictedSession
+        if len(queue.shards) == 1:
+            self.session = RestrictedSession(*arguments)
+        else:
+            self.session = FrontSession(*arguments, self.shard, ("listener", []), is_timed=False)
+
+    def send(self, data: bytes) -> bytes:
+        """Send *data*, let the shards come to rest, and return the replies."""
+        self.push(data)
+        self.queue.settle()
+        return self.take()
+
+    def send_all(self, pieces: Iterable[bytes]) -> bytes:
+        return b"".join([self.send(piece) for piece in pieces])
+
+    def push(self, data: bytes) -> None:
+        """Send *data*; do not deliver messages."""
+        if not self.session.is_closing:
+            self._collect(self.session.receive(data, self.queue.now, self.queue.limit))
+
+    def send_eof(self) -> bytes:
+        self._collect(self.session.receive_eof(self.queue.now, self.queue.limit))
+        self.queue.settle()
+        return self.take()
+
+    def take(self) -> bytes:
+        replies, self.replies = self.replies, b""
+        return replies
+
+    def resume(self) -> None:
+        if self.session.is_woken:
+            self._collect(self.session.resume(self.queue.now, self.queue.limit))
+
+    def close(self) -> None:
+        self.session.close(self.queue.now)
+        self.queue.settle()
+
+    def _collect(self, out: bytes) -> None:
+        session = self.session
+        self.replies += b"".join([out, *stream_of(session)])
+        while session.has_more:
+            assert session.pause <= 1
+            self.replies += b"".join([session.resume(self.queue.now, self.queue.limit), *stream_of(session)])
+
+    def _wake(self) -> None:
+        self.queue.woken.append(self.resume)
+
+
+class Shards:
+    """The queue."""
+
+    def __init__(self, base: int = 0, limits: Limits | None = None, count: int = SHARDS) -> None:
+        self.now = START
+        self.limit = COMMAND_SLICE
+        self.choose: Callable[[int], int] = lambda count: 0
+        self.links: dict[tuple[int, int], deque[Callable[[], None]]] = {}
+        self.woken: deque[Callable[[], None]] = deque()
+        self.cuts: set[frozenset[int]] = set()
+        self.shards = [Shard(self, IdSequence(base, count, number), limits) for number in range(count)]
+
+    def client(self, shard: int = 0, grants: Grants | None = None, rate: int = 0) -> Front:
+        return Front(self, shard, grants, rate)
+
+    def step(self) -> bool:
+        """Deliver one message, or resume one session; return False if there is nothing to do."""
+        queues = [messages for messages in (*self.links.values(), self.woken) if messages]
+        if not queues:
+            return False
+        queues[self.choose(len(queues))].popleft()()
+        for shard in self.shards:
+            shard.publish()
+        return True
+
+    def settle(self) -> None:
+        """Deliver all messages."""
+        for shard in self.shards:
+            wake_dependents(shard.broker, self.now)
+            shard.publish()
+        steps = 0
+        while self.step():
+            steps += 1
+            assert steps < MAX_STEPS, "the shards send messages without end"
+        for shard in self.shards:
+            invariants.check(shard.broker)
+
+    def advance(self, seconds: float) -> None:
+        """Advance the time; tick each broker when it has requested it."""
+        until = self.now + round(seconds * SECOND)
+        while True:
+            due = [shard for shard in self.shards if shard.due is not None and shard.due <= until]
+            if not due:
+                break
+            shard = min(due, key=lambda each: each.due or 0)
+            self.now = max(self.now, shard.due or 0)
+            shard.due = ticking.tick(shard.broker, self.now)
+            self.settle()
+        self.now = until
+
+    def cut(self, one: int, other: int) -> None:
+        """Lose the link between two shards, with all messages on it."""
+        self.cuts.add(frozenset((one, other)))
+        for pair in ((one, other), (other, one)):
+            self.links.pop(pair, None)
+        self.shards[one].lose(other)
+        self.shards[other].lose(one)
+        self.settle()
+
+    def mend(self, one: int, other: int) -> None:
+        """Link two shards again."""
+        self.cuts.discard(frozenset((one, other)))
+        for shard in (self.shards[one], self.shards[other]):
+            waiting, shard.waiting = shard.waiting, []
+            for wire in waiting:
+                if shard.is_linked(wire.owner.number):
+                    wire.attach()
+                else:
+                    shard.waiting.append(wire)
+        self.settle()
