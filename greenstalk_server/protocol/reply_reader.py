@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from greenstalk_server.protocol.link_frames import LinkError
+
 INCOMPLETE: Final = -1
+
+MAX_DIGITS: Final = 10
+"""Digits of the size of a body, or of a number of jobs."""
 
 WITH_BODY: Final = (b"RESERVED", b"FOUND ", b"OK ")
 """Beginnings of the replies that have a body."""
@@ -21,7 +26,7 @@ class ReplyReader:
         self._wanted: int = 0  # bytes from which on the next reply may be complete
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the replies that *data* completes, each with its body."""
+        """Return the replies that *data* completes, each with its body; raise LinkError if a size is malformed."""
         if self._parts:
             self._parts.append(data)
             self._size += len(data)
@@ -51,7 +56,7 @@ class ReplyReader:
         if end < 0:
             self._wanted = len(data) + 1
             return INCOMPLETE
-        jobs = int(data[start + 15 : end])
+        jobs = _number(data[start + 15 : end])
         end += 2
         for _ in range(jobs):
             end = self._end_of_body(data, end)
@@ -76,5 +81,12 @@ class ReplyReader:
 def _announced(line: bytes) -> int:
     """Return the size of the body that follows *line*, or -1 if there is none."""
     if line.startswith((b"RESERVED ", b"FOUND ")):
-        return int(line.split(b" ", 3)[2])
-    return int(line[3:]) if line.startswith(b"OK ") else -1
+        words = line.split(b" ", 3)
+        return _number(words[2] if len(words) > 2 else b"")
+    return _number(line[3:]) if line.startswith(b"OK ") else -1
+
+
+def _number(text: bytes) -> int:
+    if not text.isdigit() or len(text) > MAX_DIGITS:
+        raise LinkError("malformed reply")
+    return int(text)
