@@ -32,7 +32,7 @@ from gevent.timeout import Timeout
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.tubes.head_watch import Head, head_of
+from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
 from greenstalk_server.journal.layout import shard_of_tube
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link import Link, ServedClient, Wire
@@ -194,6 +194,10 @@ class Links:
     def flush(self) -> None:
         """Publish heads that have changed, and send the output of all links. Does not switch."""
         now = self.clock()
+        for tube, link in self.broker.heads.take_ended():
+            assert isinstance(link, Link)
+            if not link.is_lost:
+                link.publish(tube.name, NO_HEAD)
         for tube, subscribers in self.broker.heads.take():
             head = head_of(tube, now)
             for link in subscribers:
@@ -278,10 +282,10 @@ class Links:
 
     def _accept_forever(self) -> None:
         """Accept links. Switches."""
-        listener = gsocket.socket(fileno=os.dup(self._listener.fileno()))
-        while True:
-            sock, _ = listener.accept()
-            gevent.spawn(self._accept, sock)
+        with gsocket.socket(fileno=os.dup(self._listener.fileno())) as listener:
+            while True:
+                sock, _ = listener.accept()
+                gevent.spawn(self._accept, sock)
 
     def _accept(self, sock: gsocket.socket) -> None:
         try:

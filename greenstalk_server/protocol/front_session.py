@@ -34,6 +34,7 @@ from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.arguments import RESERVE_MODES
 from greenstalk_server.protocol.costs import COMMAND_SLICE, JOB_COST, OUTPUT_SLICE, RESERVE_COST, SHORT_LIST
 from greenstalk_server.protocol.gathering import merged_group, merged_names, merged_stats, summed
+from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.reply_reader import ReplyReader
 from greenstalk_server.protocol.reserve_commands import ended_wait_reply, fill_batch
@@ -127,6 +128,8 @@ class Channel:
             if not self.has_reserved and reply.startswith(b"RESERVED"):
                 self.has_reserved = self._session.has_reserved_there = True
                 connecting.note_worker(self._session.broker, self._session.client)
+            if not self._expected:
+                raise LinkError("a reply to no command")
             if self._expected.popleft():
                 self._session.receive_reply(self._shard, reply)
 

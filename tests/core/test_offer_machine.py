@@ -50,6 +50,13 @@ class OfferMachine(BrokerMachine):
             self.model.watch(self.connected, tube)
             self.actors[self.connected].watch(tube.encode())
 
+    def reserve_as(self, number: int, timeout: int | None) -> None:
+        """Reserve. A front has declined the offer to its client before."""
+        if number in self.model.offers:
+            self.model.decline(number)
+            self.actors[number].decline()
+        super().reserve_as(number, timeout)
+
     @precondition(has_idle_remote)
     @rule(pick=PICKS)
     def await_offer(self, pick: int) -> None:

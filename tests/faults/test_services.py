@@ -29,6 +29,9 @@ from tests.support.peer import Peer
 IN_CLUSTERS: Final = ("leadership", "lease", "standbys")
 """Services that only servers with a journal in PostgreSQL have."""
 
+AMONG_PROCESSES: Final = ("link-outages", "links")
+"""Services that only the processes of --processes have."""
+
 PROGRAM: Final = (sys.executable, "-m", "tests.faults.failing_services")
 
 
@@ -59,7 +62,7 @@ def serving(pipe: Pipe, *flags: str) -> Daemon:
 
 
 def test_service_is_restarted_and_server_is_not_ready_until_then(pipe: Pipe, tmp_path: Path) -> None:
-    names = [name for name in RESTARTED if name not in IN_CLUSTERS]
+    names = [name for name in RESTARTED if name not in (*IN_CLUSTERS, *AMONG_PROCESSES)]
     with serving(pipe, "--web-port", "0", "-b", str(tmp_path)) as daemon:
         for name in names:
             assert get(daemon, "readyz") == (200, "ready\n")

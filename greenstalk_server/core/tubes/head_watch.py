@@ -31,6 +31,7 @@ class HeadWatch:
     def __init__(self) -> None:
         self._subscribers: dict[Tube, dict[object, int]] = {}
         self._changed: dict[Tube, None] = {}
+        self._ended: list[tuple[Tube, object]] = []
         self.on_change: Callable[[], None] = _ignore
 
     def subscribe(self, tube: Tube, subscriber: object) -> None:
@@ -46,6 +47,8 @@ class HeadWatch:
         counts[subscriber] -= 1
         if not counts[subscriber]:
             del counts[subscriber]
+            self.note(tube)
+            self._ended.append((tube, subscriber))
             if not counts:
                 del self._subscribers[tube]
                 tube.head_watch = None
@@ -60,6 +63,11 @@ class HeadWatch:
         """Return the noted tubes with their subscribers, and forget the notes."""
         changed, self._changed = self._changed, {}
         return [(tube, list(self._subscribers.get(tube, ()))) for tube in changed]
+
+    def take_ended(self) -> list[tuple[Tube, object]]:
+        """Return the subscriptions that have ended since the last call, each tube with its subscriber."""
+        ended, self._ended = self._ended, []
+        return ended
 
 
 def _ignore() -> None:
