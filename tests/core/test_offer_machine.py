@@ -52,7 +52,7 @@ class OfferMachine(BrokerMachine):
 
     def reserve_as(self, number: int, timeout: int | None) -> None:
         """Reserve. A front has declined the offer to its client before."""
-        if number in self.model.offers:
+        if number in self.model.remote:  # the offered job may be deleted
             self.model.decline(number)
             self.actors[number].decline()
         super().reserve_as(number, timeout)
