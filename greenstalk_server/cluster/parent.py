@@ -244,7 +244,7 @@ class _Child:
         self._delay = min(max(2 * self._delay, MIN_DELAY), MAX_DELAY)
 
     def _execute(self, control_fd: int, mask: set[int]) -> NoReturn:
-        """Execute the program, in the new process. The signals that came meanwhile meet their default actions."""
+        """Execute the program, in the new process. Signals since the fork have their default effect."""
         try:
             for number in (*_STOPPING, *_FORWARDED, signal.SIGCHLD):
                 if signal.getsignal(number) is not signal.SIG_IGN:

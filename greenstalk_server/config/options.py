@@ -145,7 +145,7 @@ class Options:
 
     @property
     def durability(self) -> str:
-        """Where the jobs are kept, and how safely, for the output at startup."""
+        """Return the place and the durability of the jobs, for the output at startup."""
         if self.journal is not None:
             where = f"in PostgreSQL as journal {self.journal_name}"
             return f"kept {where}, and are as safe as that database; one server at a time is active"

@@ -60,7 +60,7 @@ def reshard(directory: str, shards: int) -> int:
 
 @dataclass(slots=True)
 class _Content:
-    """What the journals of a directory hold.
+    """The contents of the journals of a directory.
 
     sources     the directories of the journals, by shard.
     next_id     above all ids that were assigned.

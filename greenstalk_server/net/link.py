@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
-    """What a link needs of its process.
+    """The parts of its process that a link needs.
 
     poller, clock, broker, committer    those of the server.
     heads       the heads of tubes of other shards.

@@ -135,7 +135,7 @@ class Channel:
 
 
 class Work:
-    """What a parked session waits for.
+    """The unfinished work of a parked session.
 
     has_news    something has arrived since the last `advance`.
     """
@@ -154,7 +154,7 @@ class Work:
         raise NotImplementedError
 
     def needs(self, shard: int) -> bool:
-        """Whether the work cannot go on without *shard*."""
+        """Whether the work needs a reply of *shard* to continue."""
         return True
 
     def lose(self, session: FrontSession, shard: int) -> None:
@@ -338,7 +338,7 @@ class Reserve(Work):
             self._outcome = WaitOutcome.DEADLINE_SOON
 
     def needs(self, shard: int) -> bool:
-        """Whether a claim was sent to *shard*; a wait goes on at the other shards."""
+        """Whether a claim was sent to *shard*; a wait continues at the other shards."""
         return shard == self._claimed
 
     def lose(self, session: FrontSession, shard: int) -> None:

@@ -98,7 +98,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Record:
-    """What all clients have seen.
+    """The observations of all clients.
 
     tubes   the tube of each job, by its token.
     sizes   the size of each body, by token.

@@ -100,7 +100,7 @@ class Report:
 
     outages     seconds without service of each shard whose process was killed, or of all after a restart; see
                 BESIDE_PAUSE.
-    others      the longest put on another shard meanwhile, in seconds.
+    others      the longest put on another shard during the fault, in seconds.
     cuts        connections that the server closed.
     """
 
