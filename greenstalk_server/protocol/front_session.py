@@ -548,7 +548,7 @@ class FrontSession(RestrictedSession):
     def _reply(self, reply: bytes | None, now: int, limit: range) -> bytes:
         """Return *reply* of the work, and serve what follows; with None, park again."""
         if reply is None and self.is_eof and self._work is not None:
-            reply = self._work.end(self, now)  # the end of the input has come while the work had other news
+            reply = self._work.end(self, now)  # the input has ended, and the work had other news
         if reply is None:
             self.is_waiting = True
             if self.awaited is not None:  # the work is done; the body of its job is being read

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _ID_OF_THE_OWNER = "the shard of the tube assigns the id when the whole put has arrived"
-_CLAIM = "a client that waits in another process is told of a job, and takes the most urgent one that is then ready"
+_CLAIM = "a client that waits in another process gets an offer, and then takes the most urgent ready job"
 _NO_ORDER = "commands on connections to different processes have no order unless one waits for the other's reply"
 _ID_IS_NOT_KNOWN = "the conversation uses the id of a job in `x` in the same packet as its put, and so cannot be played"
 

@@ -1,4 +1,4 @@
-"""Offers to remote clients: claimed, declined and lapsed, and what happens to an offered job meanwhile."""
+"""Offers to remote clients that are claimed, declined or lapse, and changes of offered jobs."""
 
 from __future__ import annotations
 
