@@ -44,7 +44,7 @@ from greenstalk_server.runtime.exit_codes import (
     EXIT_USAGE,
     StartError,
 )
-from greenstalk_server.runtime.process import FIRST_INHERITED_FD, acting_as, notify_manager
+from greenstalk_server.runtime.process import FIRST_INHERITED_FD, acting_as, notify_manager, raise_file_limit
 from greenstalk_server.runtime.system import MAX_UNIX_PATH, hide_secrets
 
 log = logging.getLogger(__name__)
@@ -56,10 +56,11 @@ MAX_DELAY: Final = 5.0
 STABLE_AFTER: Final = 10.0
 """Seconds that a child must live before its next restart is immediate again."""
 
-STOP_TIMEOUT: Final = 15.0
-"""Seconds after which a child that was asked to stop is killed. A child needs up to 6."""
+STOP_TIMEOUT: Final = 20.0
+"""Seconds after which a child that was asked to stop is killed. A child has 10 s for its connections, then 1 s
+for its dashboard, and commits."""
 
-LOCK_TIMEOUT: Final = 15.0
+LOCK_TIMEOUT: Final = 20.0
 """Seconds to wait for the children of a killed parent, which are stopping and still hold the locks of shards."""
 
 LOCK_POLL_INTERVAL: Final = 0.05
@@ -95,6 +96,7 @@ def run(options: Options, listeners: Sequence[Listening], environ: Mapping[str, 
     """Run the children until a signal stops them; return the exit code; raise StartError."""
     for warning in options.warnings:
         log.warning("%s", warning)
+    raise_file_limit()  # two sockets for each child
     hidden = [row.variable for row in DEFINITIONS if row.is_secret]
     hide_secrets([*hidden, *secret_variables(options.alerts, options.servers)])
     with ExitStack() as at_exit:
