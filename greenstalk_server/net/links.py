@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 
 class Links:
-    """The other shards of the queue. Implements `front_session.Routes` and `link.Host`."""
+    """The other shards of the queue. Implements `front_channel.Routes` and `link.Host`."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ MANY: Final = 4
 RESERVE: Final = 5
 """Routes of commands in a queue of several shards: the process that holds the connection, the shard of the used tube,
 the shard of the tube that is the first argument, the home shard of the job whose id is the first argument. For MANY,
-and for RESERVE if the client watches tubes of several shards, `front_session` has a function for the command."""
+and for RESERVE if the client watches tubes of several shards, `front_commands` has a function for the command."""
 
 MAX_LINE: Final = 224
 """Maximum length of a command line in bytes, with its CRLF (protocol.txt, BAD_FORMAT)."""

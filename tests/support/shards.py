@@ -43,7 +43,7 @@ def tube_on(shard: int, number: int = 0) -> bytes:
 
 
 class Wire:
-    """The channel of a session of *front* to *owner*; see front_session.Wire."""
+    """The channel of a session of *front* to *owner*; see front_channel.Wire."""
 
     def __init__(self, front: Shard, owner: Shard, session: FrontSession, receive: Receive) -> None:
         self.front = front
@@ -125,7 +125,7 @@ class Served:
 
 
 class Shard(BrokerListener):
-    """One process: the owner of a shard, and the front of its own clients. Implements front_session.Routes."""
+    """One process: the owner of a shard, and the front of its own clients. Implements front_channel.Routes."""
 
     def __init__(self, queue: Shards, ids: IdSequence, limits: Limits | None) -> None:
         self.queue = queue

@@ -1,0 +1,330 @@
+"""The unfinished work of a parked front session: what it has sent to other shards, and waits for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.operations import reserving
+from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.transitions.waiting import cancel_wait
+from greenstalk_server.protocol import replies
+from greenstalk_server.protocol.costs import RESERVE_COST
+from greenstalk_server.protocol.front_channel import NO_SHARD
+from greenstalk_server.protocol.reserve_commands import ended_wait_reply, fill_batch
+
+if TYPE_CHECKING:
+    from greenstalk_server.protocol.front_session import FrontSession
+
+
+class Work:
+    """The unfinished work of a parked session.
+
+    has_news    something has arrived since the last `advance`.
+    """
+
+    __slots__ = ("has_news",)
+
+    def __init__(self) -> None:
+        self.has_news: bool = False
+
+    def is_over(self, session: FrontSession) -> bool:
+        """Whether `advance` is due."""
+        return self.has_news
+
+    def receive(self, shard: int, reply: bytes) -> None:
+        """Keep *reply* of *shard*."""
+        raise NotImplementedError
+
+    def needs(self, shard: int) -> bool:
+        """Whether the work needs a reply of *shard* to continue."""
+        return True
+
+    def lose(self, session: FrontSession, shard: int) -> None:
+        """Close the connection: nobody knows what *shard* has done."""
+        session.is_closing = True
+        self.has_news = True
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Return the reply, or None if more is to come."""
+        raise NotImplementedError
+
+    def end(self, session: FrontSession, now: int) -> bytes | None:
+        """End a wait, since the client has closed its side; return the reply, or None if it is to come."""
+        return None
+
+
+class Run(Work):
+    """Commands for one shard, which changes nothing twice if it serves them twice, or may do so."""
+
+    __slots__ = ("_count", "_data", "_is_repeatable", "_note", "_parts", "_shard")
+
+    def __init__(
+        self, shard: int, data: bytes, count: int, is_repeatable: bool, note: Callable[[bytes], bytes] | None = None
+    ) -> None:
+        """*data* has *count* commands. *note* returns what is sent in place of a reply."""
+        super().__init__()
+        self._shard: int = shard
+        self._data: bytes = data
+        self._count: int = count
+        self._is_repeatable: bool = is_repeatable
+        self._parts: list[bytes] = []
+        self._note: Callable[[bytes], bytes] | None = note
+
+    def begin(self, session: FrontSession) -> None:
+        """Forward the commands."""
+        self._parts = []
+        session.channel(self._shard).ask(self._data, self._count)
+
+    def lose(self, session: FrontSession, shard: int) -> None:
+        """Forward the commands again if that is harmless; else close the connection."""
+        if shard != self._shard:
+            return
+        if self._is_repeatable:
+            self.begin(session)
+        else:
+            super().lose(session, shard)
+
+    def receive(self, shard: int, reply: bytes) -> None:
+        """Keep *reply* of *shard*."""
+        self._parts.append(reply if self._note is None else self._note(reply))
+        self.has_news = len(self._parts) == self._count
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Return all replies."""
+        return b"".join(self._parts)
+
+    def end(self, session: FrontSession, now: int) -> bytes | None:
+        """End the wait for a job, if the run has one."""
+        session.end_remote_wait(self._shard)
+        return None
+
+
+Merge: TypeAlias = Callable[[list[bytes]], bytes]
+
+
+class Gathering(Work):
+    """A command for several shards, whose replies *merge* makes one."""
+
+    __slots__ = ("_awaited", "_is_repeatable", "_merge", "_parts")
+
+    def __init__(self, lines: dict[int, bytes], merge: Merge, parts: list[bytes], is_repeatable: bool) -> None:
+        """*lines*: the command for each shard. *parts*: the replies that are there already."""
+        super().__init__()
+        self._awaited: dict[int, bytes] = lines
+        self._merge: Merge = merge
+        self._parts: list[bytes] = parts
+        self._is_repeatable: bool = is_repeatable
+
+    def begin(self, session: FrontSession) -> None:
+        """Send the commands."""
+        for shard, line in self._awaited.items():
+            session.channel(shard).ask(line, 1)
+
+    def receive(self, shard: int, reply: bytes) -> None:
+        """Keep *reply* of *shard*."""
+        self._parts.append(reply)
+        del self._awaited[shard]
+        self.has_news = not self._awaited
+
+    def lose(self, session: FrontSession, shard: int) -> None:
+        """Send the command again if that is harmless; else close the connection."""
+        if shard not in self._awaited:
+            return
+        if self._is_repeatable:
+            session.channel(shard).ask(self._awaited[shard], 1)
+        else:
+            super().lose(session, shard)
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Return the merged reply."""
+        return self._merge(self._parts)
+
+
+class Search(Work):
+    """A command about a job whose shard is not known: the shards are asked in turn until one has the job."""
+
+    __slots__ = ("_asked", "_line", "_reply", "_shards")
+
+    def __init__(self, shards: list[int], line: bytes) -> None:
+        super().__init__()
+        self._shards: list[int] = shards
+        self._line: bytes = line
+        self._reply: bytes = replies.NOT_FOUND
+        self._asked: int = NO_SHARD
+
+    def lose(self, session: FrontSession, shard: int) -> None:
+        """Close the connection if *shard* was asked."""
+        if shard == self._asked:
+            super().lose(session, shard)
+
+    def receive(self, shard: int, reply: bytes) -> None:
+        """Keep *reply* of *shard*."""
+        self._reply = reply
+        self.has_news = True
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Return the reply, or ask the next shard."""
+        if self._reply != replies.NOT_FOUND or not self._shards:
+            return self._reply
+        self.has_news = False
+        self._asked = self._shards.pop()
+        session.channel(self._asked).ask(self._line, 1)
+        return None
+
+
+class Reserve(Work):
+    """A reserve from tubes of several shards.
+
+    It is in one of three states: it waits at all shards (`_claimed` is NO_SHARD), it has sent a claim to the shard
+    `_claimed`, or it asks each of `_unasked` before it times out (`_is_last`).
+    """
+
+    __slots__ = ("_batch", "_claimed", "_is_last", "_offers", "_outcome", "_reply", "_unasked", "_until")
+
+    def __init__(self, until: int | None, batch: int) -> None:
+        """*until*: end of the wait in nanoseconds, None for never; *batch*: maximum of jobs, 0 for a single one."""
+        super().__init__()
+        self._until: int | None = until
+        self._batch: int = batch
+        self._claimed: int = NO_SHARD
+        self._offers: list[int] = []
+        self._reply: bytes = b""
+        self._is_last: bool = False
+        self._unasked: list[int] = []
+        self._outcome: int = WaitOutcome.TIMED_OUT
+
+    def begin(self, session: FrontSession, now: int) -> bytes | None:
+        """Reserve the best of the known heads; without one, wait."""
+        session.cost += RESERVE_COST
+        best, shard = session.best_remote_head()
+        first = reserving.find(session.broker, session.client, now)
+        if first is not None and (shard == NO_SHARD or (first.pri, first.ready_since) <= best):
+            return self._take(session, reserving.reserve(session.broker, session.client, now), now)
+        if shard != NO_SHARD:
+            self._claim(session, shard)
+            return None
+        return self._wait(session, now)
+
+    def is_over(self, session: FrontSession) -> bool:
+        """Whether `advance` is due."""
+        return self.has_news or (self._claimed == NO_SHARD and not session.client.is_waiting)
+
+    def receive(self, shard: int, reply: bytes) -> None:
+        """Keep *reply* of *shard*: to a claim, or to an await."""
+        self.has_news = True
+        if shard == self._claimed:
+            self._reply = reply
+        elif reply == replies.OFFERED:
+            self._offers.append(shard)
+        elif reply == replies.DEADLINE_SOON:
+            self._outcome = WaitOutcome.DEADLINE_SOON
+
+    def needs(self, shard: int) -> bool:
+        """Whether a claim was sent to *shard*; a wait continues at the other shards."""
+        return shard == self._claimed
+
+    def lose(self, session: FrontSession, shard: int) -> None:
+        """Try again: a reservation ends with its shard."""
+        self.has_news = True
+        if shard == self._claimed:
+            self._reply = replies.TIMED_OUT
+        elif shard in self._offers:
+            self._offers.remove(shard)
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Return the reply, or claim, wait or ask on."""
+        self.has_news = False
+        if self._claimed == NO_SHARD:
+            return self._end_wait(session, now)
+        if not self._reply:
+            return None  # an offer of another shard, which may be claimed next
+        claimed, self._claimed, reply, self._reply = self._claimed, NO_SHARD, self._reply, b""
+        if reply.startswith(b"RESERVED") and reply != b"RESERVED_BATCH 0\r\n":
+            session.decline_all(claimed)
+            return reply
+        session.pass_heads(claimed)
+        if reply == replies.DEADLINE_SOON:
+            self._outcome = WaitOutcome.DEADLINE_SOON
+        elif reply == replies.OUT_OF_MEMORY or reply == replies.INTERNAL_ERROR:
+            session.decline_all(claimed)
+            return reply
+        if self._is_last:
+            return self._ask_next(session, now)
+        if self._offers:
+            self._claim(session, self._offers.pop(0))
+            return None
+        return self.begin(session, now)
+
+    def end(self, session: FrontSession, now: int) -> bytes | None:
+        """End the wait, since the client has closed its side."""
+        self._until = now
+        if self._claimed != NO_SHARD:
+            return None
+        cancel_wait(session.broker, session.client)
+        return self._ask(session, now)
+
+    def _take(self, session: FrontSession, job: Job | None, now: int) -> bytes | None:
+        """Reply with *job* of the own shard, or begin again if it was not to be had."""
+        session.decline_all(NO_SHARD)
+        if job is None:
+            return self._wait(session, now)
+        if self._batch:
+            session.batch_size = self._batch
+            return fill_batch(session, job, now)
+        return session.job_reply(job, False, now)
+
+    def _claim(self, session: FrontSession, shard: int) -> None:
+        line = b"claim-batch %d\r\n" % self._batch if self._batch else b"claim\r\n"
+        self._claimed = shard
+        session.claim(shard, line)
+
+    def _wait(self, session: FrontSession, now: int) -> bytes | None:
+        """Wait at the own shard and at the others, unless the time is up."""
+        if self._until is not None and self._until <= now:
+            return self._ask(session, now)
+        outcome = reserving.wait(session.broker, session.client, self._until, now)
+        if outcome != WaitOutcome.WAITING:
+            self._outcome = outcome
+            return self._ask(session, now)
+        session.await_all()
+        return None
+
+    def _end_wait(self, session: FrontSession, now: int) -> bytes | None:
+        """The wait at the own shard has ended, or another shard has made an offer, or said that a deadline is near."""
+        client = session.client
+        if not client.is_waiting:
+            outcome, client.outcome = client.outcome, None
+            if isinstance(outcome, Job):
+                return self._take(session, outcome, now)
+            if isinstance(outcome, int):
+                self._outcome = outcome
+            return self._ask(session, now)
+        if not self._offers and self._outcome == WaitOutcome.TIMED_OUT:
+            session.await_all()  # a shard was lost
+            return None
+        cancel_wait(session.broker, client)
+        if not self._offers:
+            return self._ask(session, now)
+        self._claim(session, self._offers.pop(0))
+        return None
+
+    def _ask(self, session: FrontSession, now: int) -> bytes | None:
+        """Ask each shard once more, so that no job is missed whose put was acknowledged before the wait ends."""
+        self._is_last = True
+        self._unasked = [shard for shard in session.waited_shards() if session.routes.is_linked(shard)]
+        return self._ask_next(session, now)
+
+    def _ask_next(self, session: FrontSession, now: int) -> bytes | None:
+        if self._unasked:
+            self._claim(session, self._unasked.pop())
+            return None
+        job = reserving.reserve(session.broker, session.client, now)
+        if job is not None:
+            return self._take(session, job, now)
+        if self._outcome == WaitOutcome.TIMED_OUT:  # a reservation of the own shard may be about to end
+            self._outcome = reserving.wait(session.broker, session.client, now, now)
+        session.decline_all(NO_SHARD)
+        session.batch_size = self._batch
+        return ended_wait_reply(session, self._outcome)
