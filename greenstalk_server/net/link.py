@@ -29,6 +29,7 @@ from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head
 from greenstalk_server.net.committer import Committer
+from greenstalk_server.net.link_calls import CallHandler, LinkCalls
 from greenstalk_server.net.poller import Handler, Poller
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.front_session import FrontSession
@@ -40,7 +41,10 @@ RECEIVE_SIZE: Final = 2**18
 """Bytes per recv."""
 
 MAX_UNSENT: Final = 2**20
-"""Bytes waiting for the socket above which no ServedClient is served."""
+"""Bytes waiting for the socket above which no ServedClient is served, and no call is sent."""
+
+MAX_OVERHEAD: Final = 2**20
+"""Bytes of a call beside the body of a job."""
 
 WRITE: Final = 2
 """Event of a gevent io watcher."""
@@ -53,6 +57,7 @@ class Host(Protocol):
 
     poller, clock, broker, committer    those of the server.
     heads       the heads of tubes of other shards.
+    handlers    answer the calls of other processes, by name.
     """
 
     poller: Poller
@@ -60,6 +65,7 @@ class Host(Protocol):
     broker: Broker
     committer: Committer | None
     heads: dict[bytes, Head]
+    handlers: dict[str, CallHandler]
 
     def make_session(self, wake: Callable[[], None], facts: dict[str, Any]) -> Session:
         """Return the session of a client of another process; *facts* are those of its OPEN."""
@@ -276,6 +282,7 @@ class Link(Handler):
     peer    number of the other process's shard.
     host    this process.
     lost    set when the link is lost.
+    calls   the calls of both processes.
     """
 
     def __init__(self, host: Host, peer: int, sock: socket.socket) -> None:
@@ -283,6 +290,7 @@ class Link(Handler):
         self.peer: int = peer
         self.lost: Event = Event()
         self.is_lost: bool = False
+        self.calls: LinkCalls = LinkCalls(self, host.handlers, host.broker.max_job_size + MAX_OVERHEAD)
         self._sock: socket.socket = sock
         self._reader: FrameReader = FrameReader()
         self._wires: dict[int, Wire] = {}
@@ -295,7 +303,7 @@ class Link(Handler):
         self._blocked: deque[tuple[int, int, bytes]] = deque()
         self._granted: int = frames.WINDOW  # bytes that the peer may still send
         self._taken: int = 0  # bytes taken and not granted again yet
-        self._stalled: dict[ServedClient, None] = {}
+        self._stalled: dict[ServedClient | LinkCalls, None] = {}
         self._settling: dict[ServedClient, None] = {}
         self._published: dict[bytes, Head] = {}
         self._watcher: Any = None
@@ -329,7 +337,7 @@ class Link(Handler):
         """Whether too much output waits for the socket, or for the peer."""
         return self._queued > MAX_UNSENT or bool(self._blocked)
 
-    def note_stalled(self, client: ServedClient) -> None:
+    def note_stalled(self, client: ServedClient | LinkCalls) -> None:
         """Have *client* continue when output has been sent."""
         self._stalled[client] = None
 
@@ -371,6 +379,10 @@ class Link(Handler):
             else:
                 self._credit -= len(piece)
                 self._write(frame(kind, number, piece))
+
+    def send_frame(self, kind: int, number: int, payload: bytes) -> None:
+        """Send a frame that does not count in the window. Does not switch."""
+        self._write(frame(kind, number, payload))
 
     def _write(self, data: bytes) -> None:
         self._out.append(data)
@@ -492,6 +504,8 @@ class Link(Handler):
             self._note_head(payload)
         elif kind == frames.WINDOW_GRANT:
             self._use_grant(channel)
+        elif kind in (frames.CALL, frames.ANSWER):
+            self.calls.receive_frame(kind, channel, payload)
         else:
             raise LinkError(f"unexpected frame of kind {kind}")
 
@@ -539,6 +553,7 @@ class Link(Handler):
         self.host.poller.remove(self._sock.fileno())
         self._sock.close()
         self._out, self._stalled, self._settling = [], {}, {}
+        self.calls.close()
         wires, self._wires = list(self._wires.values()), {}
         clients, self._clients = list(self._clients.values()), {}
         return wires, clients

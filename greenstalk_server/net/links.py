@@ -36,6 +36,7 @@ from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
 from greenstalk_server.journal.layout import shard_of_tube
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link import Link, ServedClient, Wire
+from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, CallHandler, Message
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.access import Rule, grants
@@ -84,6 +85,7 @@ class Links:
         self.own: int = broker.ids.shard
         self.ids: IdSequence = broker.ids
         self.heads: dict[bytes, Head] = {}
+        self.handlers: dict[str, CallHandler] = {}
         self.poller: Poller
         self.clock: Clock = clock
         self.broker: Broker = broker
@@ -149,6 +151,21 @@ class Links:
     def is_linked(self, shard: int) -> bool:
         """Return whether *shard* can be reached now."""
         return shard in self._links
+
+    # Calls
+
+    def call(self, shard: int, name: str, arguments: Message, timeout: float = CALL_TIMEOUT) -> Message:
+        """Return the answer of the process that owns *shard* to the call *name*, also if that is this process.
+
+        Raise CallError if there is no link, or no answer within *timeout* seconds, or if the answer is an error.
+        Switches.
+        """
+        if shard == self.own:
+            return self.handlers[name](shard, arguments)
+        link = self._links.get(shard)
+        if link is None:
+            raise CallError(f"shard {shard} cannot be reached")
+        return link.calls.call(name, arguments, timeout)
 
     # Host
 

@@ -33,9 +33,11 @@ REPLY: Final = 6
 CLOSED: Final = 7
 HEAD: Final = 8
 WINDOW_GRANT: Final = 9
+CALL: Final = 10
+ANSWER: Final = 11
 """Kinds. HELLO and AUTH are the handshake. A front sends OPEN, DATA and CLOSE; an owner REPLY, CLOSED and HEAD."""
 
-KINDS: Final = range(HELLO, WINDOW_GRANT + 1)
+KINDS: Final = range(HELLO, ANSWER + 1)
 
 
 class LinkError(Exception):
