@@ -77,6 +77,7 @@ COMPILED: Final = (
     "core/tubes/ready_queue",
     "core/tubes/tube",
     "core/tubes/tube_set",
+    "core/tubes/tube_shards",
     "core/tubes/weighting",
     "journal/batch",
     "journal/compaction",

@@ -43,13 +43,14 @@ from greenstalk_server.core.policies.policy_store import PolicyStore
 from greenstalk_server.core.policies.policy_sweep import PolicySweep
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
-from greenstalk_server.core.tags.groups import Group
+from greenstalk_server.core.tags.groups import Group, GroupCounts
 from greenstalk_server.core.tags.idempotency import RetainedKeys
 from greenstalk_server.core.timers import Dependents, Target, Timers
 from greenstalk_server.core.tubes.head_watch import HeadWatch
 from greenstalk_server.core.tubes.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.tubes.tube import Totals, Tube
 from greenstalk_server.core.tubes.tube_set import TubeSet
+from greenstalk_server.core.tubes.tube_shards import TubeShards
 
 DEFAULT_TUBE: Final = b"default"
 
@@ -101,8 +102,9 @@ class Broker:
                     is MAX_WEIGHTED_TUBES if that is less.
     policies        the policies in force.
     quotas          limits of jobs and tubes; None without any.
-    groups          groups that have members or waiting jobs, by name.
-    concurrency_keys    concurrency keys of existing jobs, by name.
+    groups          groups that have members or waiting jobs, by scope and name.
+    concurrency_keys    concurrency keys of existing jobs, by scope and name.
+    tube_shards     the shard and the scope of each tube.
     keeps_pauses    a paused tube exists until its pause ends, even if it is empty; False in strict mode.
     retained_keys   idempotency keys, and unique keys of policies, that outlive their jobs.
     policy_store    the policies by their source.
@@ -122,6 +124,7 @@ class Broker:
         limits: Limits | None = None,
         bodies: Bodies | None = None,
         ids: IdSequence = ONE_SHARD,
+        tube_shards: TubeShards | None = None,
     ) -> None:
         """*max_job_size* is the maximum size of a body in bytes. *bodies* is given if there is a memory limit."""
         limits = limits if limits is not None else Limits()
@@ -130,6 +133,7 @@ class Broker:
         self.journal: Journal = journal if journal is not None else NullJournal()
         self.max_job_size: int = max_job_size
         self.ids: IdSequence = ids
+        self.tube_shards: TubeShards = tube_shards if tube_shards is not None else TubeShards(ids.shards)
         self.jobs: JobTable = JobTable(ids)
         self.tubes: dict[bytes, Tube] = {}
         self.totals: Totals = Totals()
@@ -149,6 +153,7 @@ class Broker:
         self.max_watched: int = limits.watched
         self.policies: PolicySet = PolicySet([])
         self.groups: dict[bytes, Group] = {}
+        self._group_counts: dict[bytes, GroupCounts] = {}  # by name, in a queue of several shards
         self.concurrency_keys: dict[bytes, ConcurrencyKey] = {}
         self.keeps_pauses: bool = True
         self.retained_keys: RetainedKeys = RetainedKeys()
@@ -185,6 +190,8 @@ class Broker:
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
             tube.name_chunk = self._names.add(name)
+            if self.tube_shards.shards > 1:
+                tube.scope = self.tube_shards.scope_of(name)
             tube.policy_state = self.new_policy_state(tube)
         return tube
 
@@ -237,12 +244,36 @@ class Broker:
             tube.pause = tube.paused_until = 0
             self.journal.pause(tube)
 
-    def group(self, name: bytes) -> Group:
-        """Return the group *name*, created if it does not exist."""
-        group = self.groups.get(name)
+    def group(self, scope: bytes, name: bytes) -> Group:
+        """Return the group *name* of *scope*, created if it does not exist."""
+        group = self.groups.get(scope + name)
         if group is None:
-            group = self.groups[name] = Group(name, self.jobs, self.dependents)
+            shared = GroupCounts()
+            if scope:
+                shared = self._group_counts.setdefault(name, shared)
+                shared.groups += 1
+            group = self.groups[scope + name] = Group(name, scope, shared.counts, self.jobs, self.dependents)
         return group
+
+    def drop_group(self, group: Group) -> None:
+        """Drop *group*, which has no members, and for which no job waits."""
+        if self.groups.get(group.scope + group.name) is not group:
+            return
+        del self.groups[group.scope + group.name]
+        self.timers.disarm(group)
+        if group.scope:
+            shared = self._group_counts[group.name]
+            shared.groups -= 1
+            if not shared.groups:
+                del self._group_counts[group.name]
+
+    def group_counts(self, name: bytes) -> list[int] | None:
+        """Return `Group.counts` of the groups *name* of all scopes; None if there are none."""
+        if self.tube_shards.shards > 1:
+            shared = self._group_counts.get(name)
+            return None if shared is None else shared.counts
+        group = self.groups.get(name)
+        return None if group is None else group.counts
 
     def refuse_tube(self, name: bytes, client: Client) -> int:
         """Return 0 if the tube *name* exists or may be created for *client*; else count and return the Refusal."""

@@ -22,7 +22,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
-from zlib import crc32
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.journal import beanstalkd
@@ -52,11 +51,6 @@ _COPIED: Final = re.compile(r"dashboard\.sqlite3(-wal)?", re.ASCII)
 """Files of the dashboard that a new layout keeps. The data for an undo is of jobs that may be elsewhere now."""
 
 DIRECTORY_MODE: Final = 0o700
-
-
-def shard_of_tube(name: bytes, shards: int) -> int:
-    """Return the shard on which the tube *name* lives. This is part of the format of a directory with shards."""
-    return crc32(name) % shards
 
 
 def directory_of(directory: str, shard: int) -> str:

@@ -19,6 +19,7 @@ from typing import Final
 
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope
+from greenstalk_server.core.tubes.tube_shards import shard_of_tube
 from greenstalk_server.journal.archive import Key, Pause, Policy
 from greenstalk_server.journal.check import inspect
 from greenstalk_server.journal.files import Directory
@@ -30,7 +31,6 @@ from greenstalk_server.journal.layout import (
     finish_change,
     new_identities,
     read_shards,
-    shard_of_tube,
 )
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.recovery import Recovery

@@ -33,7 +33,6 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
-from greenstalk_server.journal.layout import shard_of_tube
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link import Link, ServedClient, Wire
 from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, CallHandler, Message
@@ -135,7 +134,7 @@ class Links:
         if shard is None:
             if len(self._shard_of) >= MAX_KNOWN_TUBES:
                 self._shard_of.clear()
-            shard = self._shard_of[tube] = shard_of_tube(tube, self.ids.shards)
+            shard = self._shard_of[tube] = self.broker.tube_shards.shard_of(tube)
         return shard
 
     def open(self, shard: int, session: FrontSession, receive: Callable[[bytes | None], None]) -> Wire:

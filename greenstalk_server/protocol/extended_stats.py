@@ -6,13 +6,14 @@ tuber's clients read these names; docs/protocol-extensions.md defines them. Pure
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.tags.groups import Group
+from greenstalk_server.core.tags.groups import WAITING
 from greenstalk_server.core.tags.tags import TaggedJob, tags_of
 from greenstalk_server.core.tubes.durations import DurationStats, quantile
 from greenstalk_server.core.tubes.tube import Tube
@@ -147,16 +148,15 @@ def job_extension(job: Job, now: int) -> JobExtension:
     )
 
 
-def group_stats(group: Group) -> GroupStats:
-    """Return the statistics in the reply to "stats-group"."""
-    counts = group.counts
+def group_stats(name: bytes, counts: Sequence[int]) -> GroupStats:
+    """Return the statistics of the group *name* in the reply to "stats-group"; *counts* are those of Group."""
     return GroupStats(
-        name=group.name.decode(),
+        name=name.decode(),
         ready=counts[READY],
         reserved=counts[RESERVED],
         delayed=counts[DELAYED],
         buried=counts[BURIED],
-        waiting_jobs=group.waiting.count,
+        waiting_jobs=counts[WAITING],
     )
 
 

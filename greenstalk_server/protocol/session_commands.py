@@ -27,8 +27,8 @@ def stats(session: SessionState, command: Command, now: int) -> bytes:
 def stats_group(session: SessionState, command: Command, now: int) -> bytes:
     """Count the jobs of a group."""
     _, key = command
-    group = session.broker.groups.get(key)
-    return replies.NOT_FOUND if group is None else session.count_reply(replies.stats(group_stats(group)))
+    counts = session.broker.group_counts(key)
+    return replies.NOT_FOUND if counts is None else session.count_reply(replies.stats(group_stats(key, counts)))
 
 
 def stats_mode(session: SessionState, command: Command, now: int) -> bytes:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from greenstalk_server.core.tubes.tube_shards import shard_of_tube
 from greenstalk_server.journal.archive import Writer
 from greenstalk_server.journal.check import inspect
-from greenstalk_server.journal.layout import directory_of, finish_change, read_shards, shard_of_tube
+from greenstalk_server.journal.layout import directory_of, finish_change, read_shards
 from greenstalk_server.journal.reshard import reshard
 from greenstalk_server.journal.transfer import entries_of, next_id_above
 from greenstalk_server.runtime.exit_codes import StartError

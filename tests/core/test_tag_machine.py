@@ -70,7 +70,7 @@ class TagMachine(BrokerMachine):
         model, real = self.model, self.world.broker.groups
         assert {name.decode() for name in real} == model.groups()
         for name in model.groups():
-            stats = group_stats(real[name.encode()])
+            stats = group_stats(name.encode(), real[name.encode()].counts)
             states = [job.state for job in model.members(name)]
             found = (stats.ready, stats.reserved, stats.delayed, stats.buried)
             assert found == tuple(states.count(state) for state in ("ready", "reserved", "delayed", "buried"))

@@ -25,10 +25,10 @@ def world() -> World:
 
 def counts(world: World, name: str) -> tuple[int, int, int, int, int] | None:
     """Return the numbers of stats-group: ready, reserved, delayed, buried, waiting; None if there is no group."""
-    group = world.broker.groups.get(name.encode())
-    if group is None:
+    found = world.broker.group_counts(name.encode())
+    if found is None:
         return None
-    stats = group_stats(group)
+    stats = group_stats(name.encode(), found)
     assert stats.name == name
     return stats.ready, stats.reserved, stats.delayed, stats.buried, stats.waiting_jobs
 
@@ -277,7 +277,7 @@ class TestConcurrencyKey:
 
 class TestLimits:
     def test_smallest_of_many_limits(self) -> None:
-        key = ConcurrencyKey(b"k", World().broker.dependents)
+        key = ConcurrencyKey(b"k", b"", World().broker.dependents)
         present: list[int] = []
         for step in range(2000):
             limit = step * 7919 % 131 + 1
@@ -290,7 +290,7 @@ class TestLimits:
         assert len(key._heap) <= 2 * 131 + 65
 
     def test_alternating_limits_take_no_memory(self) -> None:
-        key = ConcurrencyKey(b"k", World().broker.dependents)
+        key = ConcurrencyKey(b"k", b"", World().broker.dependents)
         key.add_job(1)
         for _ in range(10_000):
             key.add_job(5)

@@ -12,6 +12,7 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESE
 from greenstalk_server.core.operations.connecting import MAX_RECENT_WORKERS
 from greenstalk_server.core.policies.policy import UniqueFor
 from greenstalk_server.core.policies.tube_policy_state import buried_at, expires_from
+from greenstalk_server.core.tags.groups import WAITING
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN
@@ -117,15 +118,20 @@ def _check_groups(broker: Broker) -> None:
     """Assert that each group has the jobs whose tags name it, and that no job waits for an empty group forever."""
     found = _tagged(broker)
     for job, tags in found:
-        assert tags.member_of is broker.groups.get(tags.group) and bool(tags.group) == (tags.member_of is not None)
+        group = broker.groups.get(job.tube.scope + tags.group) if tags.group else None
+        assert tags.member_of is group and bool(tags.group) == (group is not None)
         assert (tags.awaited is not None) == (job.state == DELAYED and job.deadline == NO_DEADLINE)
-        assert tags.awaited is None or tags.awaited is broker.groups[tags.after]
+        assert tags.awaited is None or tags.awaited is broker.groups[job.tube.scope + tags.after]
     assert not [job for job in broker.jobs.values() if job.deadline == NO_DEADLINE and not isinstance(job, TaggedJob)]
     for name, group in broker.groups.items():
         members = [job for job, tags in found if tags.member_of is group]
-        assert group.name == name and group.members == len(members) == sum(group.counts)
-        for state in range(len(group.counts)):
-            assert group.counts[state] == sum(job.state == state for job in members)
+        assert group.scope + group.name == name and group.members == len(members)
+        counts = broker.group_counts(group.name)
+        assert counts is group.counts
+        namesakes = [each for each in broker.groups.values() if each.name == group.name]
+        assert counts[WAITING] == sum(each.waiting.count for each in namesakes)
+        for state in range(1, len(counts)):
+            assert counts[state] == sum(job.state == state for job, tags in found if tags.member_of in namesakes)
         waiting = sorted([job for job, tags in found if tags.awaited is group], key=lambda job: job.id)
         group.waiting.check(waiting)
         assert members or waiting or group in broker.dependents.targets
@@ -136,12 +142,13 @@ def _check_groups(broker: Broker) -> None:
 def _check_concurrency(broker: Broker) -> None:
     """Assert that the state of each concurrency key matches its jobs, and that no free slot stays unused."""
     found = _tagged(broker)
-    for _job, tags in found:
-        assert tags.limiter is broker.concurrency_keys.get(tags.concurrency_key)
+    for job, tags in found:
+        limiter = broker.concurrency_keys.get(job.tube.scope + tags.concurrency_key)
+        assert tags.limiter is (limiter if tags.concurrency_key else None)
         assert bool(tags.concurrency_key) == (tags.limiter is not None)
     for name, limiter in broker.concurrency_keys.items():
         jobs = [(job, tags) for job, tags in found if tags.limiter is limiter]
-        assert limiter.name == name and limiter.jobs == len(jobs) > 0
+        assert limiter.scope + limiter.name == name and limiter.jobs == len(jobs) > 0
         assert limiter.limit == min(tags.concurrency_limit for _, tags in jobs)
         assert limiter.reserved == sum(job.state == RESERVED for job, _ in jobs)
         assert set(limiter.queues) == {job.tube for job, _ in jobs if job.state == READY}

@@ -8,7 +8,7 @@ passes only in `advance`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -19,7 +19,7 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.operations import connecting, ticking
 from greenstalk_server.core.transitions.dependents import wake_dependents
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
-from greenstalk_server.journal.layout import shard_of_tube
+from greenstalk_server.core.tubes.tube_shards import Pin, TubeShards, shard_of_tube
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.protocol.front_session import FrontSession
@@ -127,11 +127,11 @@ class Served:
 class Shard(BrokerListener):
     """One process: the owner of a shard, and the front of its own clients. Implements front_channel.Routes."""
 
-    def __init__(self, queue: Shards, ids: IdSequence, limits: Limits | None) -> None:
+    def __init__(self, queue: Shards, ids: IdSequence, limits: Limits | None, pins: Sequence[Pin]) -> None:
         self.queue = queue
         self.number = self.own = ids.shard
         self.ids = ids
-        self.broker = make_broker(limits=limits, ids=self.ids)
+        self.broker = make_broker(limits=limits, ids=self.ids, tube_shards=TubeShards(ids.shards, pins))
         self.broker.subscribe(self)
         self.heads: dict[bytes, Head] = {}
         self.wires: list[Wire] = []
@@ -144,7 +144,7 @@ class Shard(BrokerListener):
             self.due = when
 
     def shard_of(self, tube: bytes) -> int:
-        return shard_of_tube(tube, self.ids.shards)
+        return self.broker.tube_shards.shard_of(tube)
 
     def is_linked(self, shard: int) -> bool:
         return frozenset((self.number, shard)) not in self.queue.cuts
@@ -247,14 +247,16 @@ class Front:
 class Shards:
     """The queue."""
 
-    def __init__(self, base: int = 0, limits: Limits | None = None, count: int = SHARDS) -> None:
+    def __init__(
+        self, base: int = 0, limits: Limits | None = None, count: int = SHARDS, pins: Sequence[Pin] = ()
+    ) -> None:
         self.now = START
         self.limit = COMMAND_SLICE
         self.choose: Callable[[int], int] = lambda count: 0
         self.links: dict[tuple[int, int], deque[Callable[[], None]]] = {}
         self.woken: deque[Callable[[], None]] = deque()
         self.cuts: set[frozenset[int]] = set()
-        self.shards = [Shard(self, IdSequence(base, count, number), limits) for number in range(count)]
+        self.shards = [Shard(self, IdSequence(base, count, number), limits, pins) for number in range(count)]
 
     def client(self, shard: int = 0, grants: Grants | None = None, rate: int = 0) -> Front:
         return Front(self, shard, grants, rate)

@@ -34,6 +34,7 @@ from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.transitions.dependents import wake_dependents
 from greenstalk_server.core.tubes.head_watch import Head, head_of
 from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.core.tubes.tube_shards import TubeShards
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 from greenstalk_server.protocol.tag_syntax import parse_tags
 from tests.support import invariants
@@ -68,7 +69,12 @@ EDITS: Final = {
 }
 
 
-def make_broker(max_job_size: int = 65535, limits: Limits | None = None, ids: IdSequence | None = None) -> Broker:
+def make_broker(
+    max_job_size: int = 65535,
+    limits: Limits | None = None,
+    ids: IdSequence = ONE_SHARD,
+    tube_shards: TubeShards | None = None,
+) -> Broker:
     """Return a broker of a server with known facts, started at START."""
     facts = ServerFacts(
         id="0123456789abcdef",
@@ -81,7 +87,7 @@ def make_broker(max_job_size: int = 65535, limits: Limits | None = None, ids: Id
         started_at=START,
         rusage=lambda: (0.25, 1.5),
     )
-    return Broker(facts, max_job_size=max_job_size, limits=limits, ids=ids if ids is not None else ONE_SHARD)
+    return Broker(facts, max_job_size=max_job_size, limits=limits, ids=ids, tube_shards=tube_shards)
 
 
 def _seconds(text: bytes, maximum: int) -> int:

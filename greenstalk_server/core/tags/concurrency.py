@@ -1,4 +1,6 @@
-"""Concurrency keys: limits on how many jobs with the same key are reserved at a time, over all tubes.
+"""Concurrency keys: limits on how many jobs with the same key are reserved at a time, over all tubes of a scope.
+
+A queue of one shard has one scope (see greenstalk_server.core.tubes.tube_shards).
 
 For each tube and key, at most one ready job is runnable: the best one, called the *front*. A job becomes the front only
 while the key has a free slot. All other ready jobs with the key are *withheld*: a reserve does not examine them. A
@@ -47,6 +49,7 @@ class ConcurrencyKey:
     """A concurrency key. Exists while any job with the key exists, in any state.
 
     name        1 to 200 bytes.
+    scope       scope in which it counts; empty in a queue of one shard.
     jobs        number of the jobs with the key.
     limit       smallest limit of these jobs.
     reserved    number of reserved jobs with the key.
@@ -67,12 +70,14 @@ class ConcurrencyKey:
         "pending",
         "queues",
         "reserved",
+        "scope",
         "timer_at",
     )
 
-    def __init__(self, name: bytes, dependents: Dependents) -> None:
+    def __init__(self, name: bytes, scope: bytes, dependents: Dependents) -> None:
         """*dependents* is the broker's."""
         self.name: bytes = name
+        self.scope: bytes = scope
         self.jobs: int = 0
         self.limit: int = 0
         self.reserved: int = 0

@@ -90,9 +90,7 @@ def _release_waiting(broker: Broker, group: Group, limit: int, offered: dict[Tub
     while not group.members:
         job = group.waiting.first()
         if job is None:
-            if broker.groups.get(group.name) is group:
-                del broker.groups[group.name]
-                broker.timers.disarm(group)
+            broker.drop_group(group)
             break
         if released == limit:
             broker.arm(group, now)

@@ -25,6 +25,7 @@ from greenstalk_server.core.transitions.placing import (
     insert,
     raise_priority,
 )
+from greenstalk_server.core.transitions.tagging import change_scope
 from greenstalk_server.core.transitions.waiting import end_blind_waits
 from greenstalk_server.core.tubes.tube import Tube
 
@@ -263,6 +264,7 @@ def move(broker: Broker, job: Job, target: Tube, kind: int, now: int) -> None:
     target.body_bytes += job.size
     job.tube = target
     target.claim_key(job)
+    change_scope(broker, job, source)
     if target.policy_state is not None:
         target.policy_state.restore_key(job)
     job.attempts_base = job.reserves

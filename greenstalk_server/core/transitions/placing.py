@@ -13,7 +13,7 @@ from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, b
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import AT_ONCE, NEVER
 from greenstalk_server.core.transitions.reservation import update_throttle
-from greenstalk_server.core.transitions.tagging import attach_tags, detach_tags
+from greenstalk_server.core.transitions.tagging import attach_tags, change_scope, detach_tags
 from greenstalk_server.core.transitions.waiting import (
     deliver,
     dispatch_freed,
@@ -65,7 +65,7 @@ def _await_group(broker: Broker, job: Job) -> None:
     """Make the delayed *job* wait for the group that its tag `after` names."""
     tags = job.more_tags if isinstance(job, TaggedJob) else None
     assert tags is not None
-    tags.awaited = broker.group(tags.after)
+    tags.awaited = broker.group(job.tube.scope, tags.after)
     tags.awaited.add_waiting(job)
 
 
@@ -162,6 +162,7 @@ def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
     if new.holder is not None:
         old.holder = None
         new.holder.reserved[new.id] = new
+        change_scope(broker, new, old.tube)
         old.tube.reserved_count -= 1
         new.tube.reserved_count += 1
         update_throttle(old.tube, now)
@@ -171,6 +172,7 @@ def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
         new.tube.buried[new.id] = new
     else:
         old.tube.remove(old)
+        change_scope(broker, new, old.tube)
         if new.state == READY:
             add_ready(broker, new, now)
         elif new.state == DELAYED:

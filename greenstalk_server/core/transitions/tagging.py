@@ -9,26 +9,56 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import DELAYED, Job
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.idempotency import scope_of
-from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob, Tags
+from greenstalk_server.core.tubes.tube import Tube
 
 
 def attach_tags(broker: Broker, job: TaggedJob) -> None:
     """Add the new or restored *job* to its group, its concurrency key, and its tube's idempotency keys."""
     job.tube.claim_key(job)
     tags = job.more_tags
-    if tags is None:
+    if tags is not None:
+        _enter(broker, job.tube.scope, tags)
+
+
+def change_scope(broker: Broker, job: Job, source: Tube) -> None:
+    """Count *job*, which is reserved or detached and was in *source*, in the group and the key of its tube's scope."""
+    if job.tube.scope == source.scope or not isinstance(job, TaggedJob) or job.more_tags is None:
         return
+    if job.holder is not None:
+        job.count_reserved(-1)
+    _leave(broker, job.more_tags)
+    _enter(broker, job.tube.scope, job.more_tags)
+    if job.holder is not None:
+        job.count_reserved(1)
+
+
+def _enter(broker: Broker, scope: bytes, tags: Tags) -> None:
+    """Add a job with *tags* to its group and its concurrency key in *scope*."""
     if tags.group:
-        group = tags.member_of = broker.group(tags.group)
+        group = tags.member_of = broker.group(scope, tags.group)
         group.members += 1
         tags.group = group.name  # one object for all members
     if tags.concurrency_key:
-        limiter = broker.concurrency_keys.get(tags.concurrency_key)
+        limiter = broker.concurrency_keys.get(scope + tags.concurrency_key)
         if limiter is None:
-            limiter = ConcurrencyKey(tags.concurrency_key, broker.dependents)
-            broker.concurrency_keys[limiter.name] = limiter
+            limiter = ConcurrencyKey(tags.concurrency_key, scope, broker.dependents)
+            broker.concurrency_keys[scope + limiter.name] = limiter
         limiter.add_job(tags.concurrency_limit)
         tags.limiter, tags.concurrency_key = limiter, limiter.name
+
+
+def _leave(broker: Broker, tags: Tags) -> None:
+    """Undo `_enter`."""
+    if tags.member_of is not None:
+        tags.member_of.remove_member()
+        tags.member_of = None
+    limiter, tags.limiter = tags.limiter, None
+    if limiter is not None:
+        limiter.remove_job(tags.concurrency_limit)
+        if not limiter.jobs:
+            del broker.concurrency_keys[limiter.scope + limiter.name]
+            broker.timers.disarm(limiter)
 
 
 def detach_tags(broker: Broker, job: TaggedJob, now: int) -> None:
@@ -43,15 +73,7 @@ def detach_tags(broker: Broker, job: TaggedJob, now: int) -> None:
         if broker.retained_keys.keep(scope, tags.idempotency_key, job.id, until, now):
             broker.journal.key(scope, tags.idempotency_key, job.id, until)
             broker.arm(broker.retained_keys, until)
-    if tags.member_of is not None:
-        tags.member_of.remove_member()
-        tags.member_of = None
-    limiter, tags.limiter = tags.limiter, None
-    if limiter is not None:
-        limiter.remove_job(tags.concurrency_limit)
-        if not limiter.jobs:
-            del broker.concurrency_keys[limiter.name]
-            broker.timers.disarm(limiter)
+    _leave(broker, tags)
 
 
 def free_key(job: Job) -> None:
@@ -65,7 +87,7 @@ def delay_for_group(broker: Broker, job: TaggedJob) -> bool:
     tags = job.more_tags
     if tags is None or not job.may_await:
         return False
-    group = broker.groups.get(tags.after)
+    group = broker.groups.get(job.tube.scope + tags.after)
     if group is None or not group.members:
         return False
     job.state = DELAYED

@@ -59,6 +59,8 @@ class Tube:
     throttled_until the tube hands out no job before this time, nanoseconds: the end of its pause, the next start that
                     its rate allows, or NEVER while the maximum of its jobs is reserved.
     idempotency     idempotency keys of its jobs; None until a job has one.
+    scope           prefix of the groups and concurrency keys of its jobs in the tables of the broker (see
+                    greenstalk_server.core.tubes.tube_shards); empty in a queue of one shard.
     policy_counts   counts of policy actions on its jobs; None if there were none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
     head_watch      notes when the first ready job may have changed; None unless another process subscribes to it.
@@ -87,6 +89,7 @@ class Tube:
         "queue_times",
         "ready",
         "reserved_count",
+        "scope",
         "throttled_until",
         "timer_at",
         "total_buries",
@@ -107,6 +110,7 @@ class Tube:
         """*jobs* is the broker's table of every job by id, *totals* its counts of them."""
         self.name: bytes = name
         self.name_chunk: NameChunk | None = None
+        self.scope: bytes = b""
         self.totals: Totals = totals if totals is not None else Totals()
         self.ready: ReadyQueue = ReadyQueue(jobs)
         self.delayed: JobIndex = JobIndex(jobs)
