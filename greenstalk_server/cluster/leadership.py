@@ -45,7 +45,7 @@ from greenstalk_server.journal.postgresql.lease import LeaderLease, LeaseState
 from greenstalk_server.journal.postgresql.rows import Rows
 from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.startup import refuse_unfit, resume_from
+from greenstalk_server.journal.startup import refuse_unfit, resume_slices
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, StartError
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
@@ -319,7 +319,8 @@ class Candidate(Generic[Q]):
         while True:
             began = time.monotonic()
             rows = run_in_thread(follower.fetch)
-            follower.replay(rows)
+            for _ in follower.replay_slices(rows):
+                yield_to_loop()
             self._drop_idle_tubes(follower.recovery)
             if len(rows) < MAX_FETCH_ROWS and _bytes_of(rows) < MAX_FETCH_BYTES:
                 self._read_at = began
@@ -364,8 +365,10 @@ class Candidate(Generic[Q]):
         refuse_unfit(recovery, self._is_strict)
         queue.rows.begin(epoch)
         now = self.clock()
-        resume_from(recovery, queue.broker, queue.journal, now)
-        restoring.restore(queue.broker, recovery.next_id, now)
+        for _ in resume_slices(recovery, queue.broker, queue.journal, now):
+            yield_to_loop()
+        for _ in restoring.restore_slices(queue.broker, recovery.next_id, now):
+            yield_to_loop()
         self._follower.connection.close()
         return self.leadership
 

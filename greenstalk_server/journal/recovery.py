@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 from zlib import crc32
 
@@ -43,6 +44,9 @@ _EVENT_OF_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size - job
 _AFTER_MOVE: Final = record.HEADER_SIZE + record.MOVE_FIELDS.size
 _LENGTHS: Final = struct.Struct("<BH")
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
+
+SETTLE_SLICE: Final = 2000
+"""Jobs that one slice of `Recovery.settle_slices` settles: about a millisecond."""
 
 _IMPOSSIBLE: Final = 2**record.BITS
 _ID_LIMIT: Final = record.ID_LIMIT
@@ -177,9 +181,33 @@ class Recovery:
         If the clock was set back, replace by *now* each later time from which an age or a burial counts, and limit
         delays and pauses to the requested lengths.
         """
+        for _ in self.settle_slices(now):
+            pass
+
+    def settle_slices(self, now: int) -> Iterator[None]:
+        """Do what `settle` does, and yield after each slice of it."""
         self.is_import_open = self._import_undo is not None
         self._undo_import()
-        for job in self.jobs.values():
+        jobs = iter(self.jobs.values())
+        while slice := list(islice(jobs, SETTLE_SLICE)):
+            self._settle_jobs(slice, now)
+            yield
+        self.undone_keys = {
+            entry: self._replaced_keys.get(id, {}).get(entry, (0, 0))
+            for entry, (id, _) in self.keys.items()
+            if id in self.jobs
+        }
+        self.keys.update(self.undone_keys)
+        for entry in [entry for entry, (_, until) in self.keys.items() if until <= now]:
+            del self.keys[entry]
+        self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
+        for name, (until, length) in self.pauses.items():
+            tube = self.tube_of(name)
+            tube.paused_until, tube.pause = min(until, now + length), length
+
+    def _settle_jobs(self, jobs: list[Job], now: int) -> None:
+        """End the reservations of *jobs*, make those that are due ready, and limit their times."""
+        for job in jobs:
             job.created_at = min(job.created_at, now)
             if job.expires_from > now:
                 job.expires_from = now
@@ -196,18 +224,6 @@ class Recovery:
                 job.state = READY
             elif job.state == READY and not job.created_at <= job.deadline <= now:
                 job.deadline = min(job.created_at, now)
-        self.undone_keys = {
-            entry: self._replaced_keys.get(id, {}).get(entry, (0, 0))
-            for entry, (id, _) in self.keys.items()
-            if id in self.jobs
-        }
-        self.keys.update(self.undone_keys)
-        for entry in [entry for entry, (_, until) in self.keys.items() if until <= now]:
-            del self.keys[entry]
-        self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
-        for name, (until, length) in self.pauses.items():
-            tube = self.tube_of(name)
-            tube.paused_until, tube.pause = min(until, now + length), length
 
     def _end_reservation(self, job: Job, now: int) -> None:
         """End the reservation of *job*, which makes it ready.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
@@ -47,7 +48,8 @@ def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_s
         refuse_unfit(recovery, is_strict)
         source = _read_beanstalkd(files, is_strict)
         _tidy(files, recovery)
-        _begin(recovery, broker, journal, now)
+        recovery.settle(now)
+        _begin(recovery, broker, journal)
         write_out(journal)  # only the header, which fits; it reserves ids, so that no put waits for a sync
         _record_returns(recovery, journal)
         next_id = max(recovery.next_id, _import_all(source, files, broker, journal, now))
@@ -70,13 +72,19 @@ def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
 
 def resume_from(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int) -> None:
     """Settle *recovery*, which has filled the tables of *broker*, and begin *journal* after it."""
-    _begin(recovery, broker, journal, now)
+    for _ in resume_slices(recovery, broker, journal, now):
+        pass
+
+
+def resume_slices(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int) -> Iterator[None]:
+    """Do what `resume_from` does, and yield after each slice of it."""
+    yield from recovery.settle_slices(now)
+    _begin(recovery, broker, journal)
     _record_returns(recovery, journal)
 
 
-def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int) -> None:
-    """Settle *recovery*, and begin *journal* after it."""
-    recovery.settle(now)
+def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter) -> None:
+    """Begin *journal* after *recovery*, which is settled."""
     if recovery.is_import_open:
         log.warning("journal: an import was interrupted; its jobs are ignored")
     policy_changes.load_policies(broker, recovery.policies, recovery.keys)

@@ -13,11 +13,13 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import connecting, finishing, putting, reserving, restoring
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.postgresql.connection import DatabaseRefused, DatabaseUnavailable, NotLeader, conninfo_of
-from greenstalk_server.journal.postgresql.follower import Follower, PositionLost
+from greenstalk_server.journal.postgresql.follower import Follower, PositionLost, slices
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.rows import MAX_ROW_SIZE, Rows
 from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
+from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, Encoder, SegmentHeader
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import resume_from, write_out
@@ -288,6 +290,36 @@ def test_next_leader_has_moves_groups_policies_and_keys(members: tuple[Member, M
     }
     recovery = two.follower.recovery
     assert (recovery.policies, recovery.keys) == ({"mail": b"{}"}, {(b"mail", b"key"): (10**6, 2**63)})
+
+
+def test_large_batch_is_read_in_slices_of_whole_groups() -> None:
+    """A standby serves clients between two slices. A group that is cut would count as damage."""
+    encoder = Encoder(b"salt")
+    jobs = [Job(id, Tube(b"t%d" % (id % 3), {}), bytes(id % 100), 0, 0, SECOND, START) for id in range(1, 3001)]
+    parts, sequence = [SegmentHeader(b"salt", 1, 1, 1).encode()], 1
+    for begin in range(0, len(jobs), 750):
+        parts.append(encoder.group(750, sequence))
+        parts += [encoder.job(job, sequence + number) for number, job in enumerate(jobs[begin : begin + 750], 1)]
+        sequence += 751
+    parts.append(encoder.delete(2, sequence))
+    whole, sliced = _recovery(), _recovery()
+    data = b"".join(parts)
+    whole.replay(name_of(1), 1, data, is_newest=True)
+    pieces = list(slices(data, SEGMENT_HEADER_SIZE))
+    assert b"".join(pieces) == data and len(pieces) > 2
+    sliced.replay(name_of(1), 1, pieces[0], is_newest=True)
+    for piece in pieces[1:]:
+        sliced.extend(piece)
+    assert whole.damage == sliced.damage == []
+    assert whole.jobs.keys() == sliced.jobs.keys() == {job.id for job in jobs} - {2}
+    assert (whole.sequence, whole.records) == (sliced.sequence, sliced.records)
+    torn = data[:100_000] + b"X" + data[100_001:]
+    assert b"".join(slices(torn, SEGMENT_HEADER_SIZE)) == torn
+
+
+def _recovery() -> Recovery:
+    broker = make_broker()
+    return Recovery(broker.tube, broker.jobs)
 
 
 def test_standby_forgets_expired_keys(members: tuple[Member, Member]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import islice
+from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
@@ -11,6 +13,9 @@ from greenstalk_server.core.operations.policy_changes import apply_to_restored
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.transitions.placing import add_delayed, forget
 from greenstalk_server.core.transitions.tagging import attach_tags, free_key
+
+RESTORE_SLICE: Final = 1000
+"""Jobs that one slice of `restore_slices` adds to their tubes: about a millisecond."""
 
 
 def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
@@ -30,13 +35,23 @@ def restore(broker: Broker, next_id: int, now: int) -> None:
     `tubes` holds the tubes of these jobs, and paused tubes. The policies must be set before this call: jobs that have
     used up their attempts become dead letters now.
     """
+    for _ in restore_slices(broker, next_id, now):
+        pass
+
+
+def restore_slices(broker: Broker, next_id: int, now: int) -> Iterator[None]:
+    """Do what `restore` does, and yield after each slice of jobs or tubes. Nothing else may use *broker* meanwhile."""
     for tube in broker.tubes.values():
         tube.policy_state = broker.new_policy_state(tube)
     broker.next_id = broker.ids.next_after(max(broker.next_id, next_id) - 1)
-    numbers = (job_history.highest_client(job.events) for job in broker.jobs.values() if job.events)
-    broker.last_client = max(numbers, default=0)
-    for job in _in_order_of_deadlines(broker.jobs.values()):
-        _restore_job(broker, job, now)
+    broker.last_client = 0
+    jobs = iter(_in_order_of_deadlines(broker.jobs.values()))
+    while slice := list(islice(jobs, RESTORE_SLICE)):
+        for job in slice:
+            if job.events:
+                broker.last_client = max(broker.last_client, job_history.highest_client(job.events))
+            _restore_job(broker, job, now)
+        yield
     if broker.quotas is not None:
         broker.quotas.body_bytes = sum(tube.body_bytes for tube in broker.tubes.values())
     _delete_truncated(broker, now)

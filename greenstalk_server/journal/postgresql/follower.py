@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import md5
 from typing import Final
 
@@ -13,6 +14,7 @@ import psycopg
 from greenstalk_server.journal.postgresql.connection import DatabaseConnection, DatabaseUnavailable, Row
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.schema import SEGMENTS
+from greenstalk_server.journal.record import GROUP, GROUP_FIELDS, HEADER, HEADER_SIZE, SEGMENT_HEADER_SIZE
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.replayed_segment import Damage
 from greenstalk_server.journal.segment import name_of
@@ -28,6 +30,9 @@ _ROWS: Final = """
           FROM (SELECT segment, at, has_more, data FROM greenstalk_batch
                 WHERE journal = %s AND (segment, at) > (%s, %s) ORDER BY segment, at LIMIT %s) AS next) AS counted
     WHERE bytes_before < %s ORDER BY segment, at"""
+
+SLICE_BYTES: Final = 2**16
+"""Bytes of records that a standby replays before the event loop serves others: a few milliseconds."""
 
 
 class PositionLost(Exception):
@@ -65,6 +70,12 @@ class Follower:
 
     def replay(self, rows: list[Row]) -> None:
         """Add *rows*, which `fetch` has returned, to `recovery`; raise PositionLost."""
+        for _ in self.replay_slices(rows):
+            pass
+
+    def replay_slices(self, rows: list[Row]) -> Iterator[None]:
+        """Do what `replay` does, and yield after each slice of about SLICE_BYTES."""
+        size = 0
         for segment, at, has_more, data, oldest in rows:
             if self._at[0] and oldest > self._at[0]:
                 raise PositionLost
@@ -72,7 +83,14 @@ class Follower:
             self._parts.append(data)
             if not has_more:
                 whole, self._parts = b"".join(self._parts), []
-                self._replay_batch(segment, at + len(data) - len(whole), whole)
+                begin = at + len(data) - len(whole)
+                for piece in slices(whole, 0 if begin else SEGMENT_HEADER_SIZE):
+                    self._replay_batch(segment, begin, piece)
+                    begin += len(piece)
+                    size += len(piece)
+                    if size > SLICE_BYTES:
+                        size = 0
+                        yield
         if rows:
             self._digest = md5(rows[-1][3], usedforsecurity=False).hexdigest()
             self._forget_before(rows[-1][-1])
@@ -115,6 +133,29 @@ class Follower:
         if connection is not self._known or leads is None:
             raise DatabaseUnavailable("PostgreSQL: the connection has changed while the journal was read")
         return connection.execute(SEGMENTS.encode(), (journal, journal)).fetchall()
+
+
+def slices(data: bytes, at: int) -> Iterator[bytes]:
+    """Yield *data*, whose records begin at the offset *at*, in pieces of at least SLICE_BYTES and whole groups.
+
+    From a damaged record on, the rest is one piece.
+    """
+    begin, header, end = 0, HEADER.unpack_from, len(data)
+    if end > SLICE_BYTES and at + HEADER_SIZE <= end:
+        salt, left = header(data, at)[0], 0
+        while at + HEADER_SIZE <= end:
+            marker, _, length, _, kind = header(data, at)
+            stop = at + HEADER_SIZE + length
+            if marker != salt or stop > end:
+                break
+            if kind == GROUP and length >= GROUP_FIELDS.size:
+                left = GROUP_FIELDS.unpack_from(data, at + HEADER_SIZE)[0] + 1
+            at, left = stop, max(left - 1, 0)
+            if at - begin >= SLICE_BYTES and not left:
+                yield data[begin:at]
+                begin = at
+    if begin < end:
+        yield data[begin:]
 
 
 _DIGEST: Final = b"SELECT md5(data) FROM greenstalk_batch WHERE journal = %s AND segment = %s AND at = %s"
