@@ -28,6 +28,7 @@ from greenstalk_server.cluster.control import ControlSocket
 from greenstalk_server.cluster.placement import READY as CHILD_READY
 from greenstalk_server.cluster.placement import STOPPING as CHILD_STOPPING
 from greenstalk_server.cluster.placement import Placement
+from greenstalk_server.cluster.roster import Roster
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.config_file import Reloadable, read_reloadable
 from greenstalk_server.config.definitions import DEFINITIONS
@@ -48,6 +49,7 @@ from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
+from greenstalk_server.net.link_handshake import Identity
 from greenstalk_server.net.links import Links
 from greenstalk_server.net.listeners import Listener, adopt_listeners, describe, open_listeners, open_web_listener
 from greenstalk_server.net.server import Server
@@ -130,7 +132,8 @@ def run(options: Options, environ: Mapping[str, str], placement: Placement | Non
             if placement is None:
                 refuse_shards(options.data_dir)
         serve = _serve if options.journal is None else _serve_in_cluster
-        serve(options, environ, _Resources(listeners, factory, certificates, max_files, parent, placement))
+        roster = Roster(placement.links) if placement is not None else None
+        serve(options, environ, _Resources(listeners, factory, certificates, max_files, parent, placement, roster))
 
 
 def _open_listeners(options: Options, environ: Mapping[str, str], placement: Placement | None) -> Iterator[Listener]:
@@ -143,7 +146,8 @@ def _open_listeners(options: Options, environ: Mapping[str, str], placement: Pla
 class _Resources:
     """The sockets, certificates and file limit, which are acquired before the journal is read.
 
-    parent, placement   the socket to the parent of this process and its placement, if it is one of several.
+    parent, placement, roster   the socket to the parent of this process, its placement, and the processes of all
+                                shards, if it is one of several.
     """
 
     listeners: Sequence[Listener]
@@ -152,6 +156,7 @@ class _Resources:
     max_files: int
     parent: ControlSocket | None
     placement: Placement | None
+    roster: Roster | None
 
 
 def _dashboard_factory(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> DashboardFactory:
@@ -183,11 +188,13 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     if web_server is not None:
         web_server.start()
     _announce(options, resources)
-    if (parent := resources.parent) is None:
+    parent = resources.parent
+    if parent is None:
         notify_manager(READY, environ)
     else:
+        assert resources.roster is not None
+        parent.listen(resources.roster.update, stopping.set)
         parent.report(CHILD_READY)
-        parent.call_at_end(stopping.set)
     stopping.wait()
     if parent is None:
         notify_manager(STOPPING, environ)
@@ -257,18 +264,20 @@ def _server(
         limits=options.limits,
         rules=options.access,
         certificates=resources.certificates,
-        links=_links(options, resources.placement, broker, clock, committer),
+        links=_links(options, resources, broker, clock, committer),
     )
 
 
 def _links(
-    options: Options, placement: Placement | None, broker: Broker, clock: Clock, committer: Committer | None
+    options: Options, resources: _Resources, broker: Broker, clock: Clock, committer: Committer | None
 ) -> Links | None:
-    """Return the links to the other shards of the queue; None if there are none."""
-    if placement is None:
+    """Return the links to the other processes of the queue; None if there are none."""
+    placement, roster = resources.placement, resources.roster
+    if placement is None or roster is None:
         return None
-    secret, listener = bytes.fromhex(placement.secret), socket.socket(fileno=placement.link_fd)
-    return Links(placement.queue, secret, listener, placement.links, broker, clock, committer, options.access)
+    identity = Identity(placement.queue, bytes.fromhex(placement.secret), placement.process, broker.ids)
+    listener = socket.socket(fileno=placement.link_fd)
+    return Links(identity, roster, [listener], broker, clock, committer, options.access, placement.shard)
 
 
 class _PolicyFile:

@@ -1,4 +1,4 @@
-"""A child's socket to its parent: reports to the parent, and the end of the parent."""
+"""A child's socket to its parent: reports in both directions, and the end of the parent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from gevent import get_hub
 
 _READ: Final = 1
 
+_MAX_REPORT: Final = 65536
+"""Bytes of a report of the parent, which has some 20 for each of up to 1,024 processes."""
+
 
 class ControlSocket:
-    """The child's end of the socket pair. The parent sends nothing, so the socket is readable at its end."""
+    """The child's end of the socket pair."""
 
     def __init__(self, fd: int) -> None:
         self._socket: socket.socket = socket.socket(fileno=fd)
@@ -25,12 +28,21 @@ class ControlSocket:
         with suppress(OSError):  # the parent has ended, or is stopping and reads no more
             self._socket.send(state)
 
-    def call_at_end(self, callback: Callable[[], None]) -> None:
-        """Call *callback* in the event loop when the parent has ended."""
+    def listen(self, on_report: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        """Call *on_report* in the event loop with each report of the parent, and *on_end* when the parent has ended."""
         self._watcher = get_hub().loop.io(self._socket.fileno(), _READ)
 
-        def end() -> None:
-            self._watcher.stop()
-            callback()
+        def receive() -> None:
+            try:
+                report = self._socket.recv(_MAX_REPORT)
+            except BlockingIOError:
+                return
+            except OSError:
+                report = b""
+            if report:
+                on_report(report)
+            else:
+                self._watcher.stop()
+                on_end()
 
-        self._watcher.start(end)
+        self._watcher.start(receive)

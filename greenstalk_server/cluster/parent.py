@@ -28,6 +28,7 @@ from typing import Final, NoReturn, Protocol
 
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.cluster.placement import FAILED, MAX_REPORT, PLACEMENT, READY, STOPPING, Placement
+from greenstalk_server.cluster.roster import encode
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import PROGRAM, Options, secret_variables
 from greenstalk_server.journal.layout import directory_of, new_identities, open_shards
@@ -44,7 +45,13 @@ from greenstalk_server.runtime.exit_codes import (
     EXIT_USAGE,
     StartError,
 )
-from greenstalk_server.runtime.process import FIRST_INHERITED_FD, acting_as, notify_manager, raise_file_limit
+from greenstalk_server.runtime.process import (
+    FIRST_INHERITED_FD,
+    acting_as,
+    new_process_id,
+    notify_manager,
+    raise_file_limit,
+)
 from greenstalk_server.runtime.system import MAX_UNIX_PATH, hide_secrets
 
 log = logging.getLogger(__name__)
@@ -107,6 +114,7 @@ def run(options: Options, listeners: Sequence[Listening], environ: Mapping[str, 
             queue=shards[0].queue,
             shards=options.processes,
             shard=0,
+            process="",
             base=shards[0].ids.base,
             secret=secrets.token_hex(32),
             directory=None,
@@ -179,7 +187,9 @@ class _Child:
     """One child: its process, its socket, and when it is restarted.
 
     pid         0 while there is no process.
+    process     random id of this start of the process; empty while there is no process.
     control     the parent's end of the socket pair; None while there is no process.
+    is_told     whether it knows the processes of all shards.
     is_ready    whether it has reported READY.
     was_ready   whether it, or an earlier process for this shard, has reported READY.
     failure     the message of its failed start.
@@ -188,20 +198,21 @@ class _Child:
 
     def __init__(self, placement: Placement, fds: Sequence[int], environ: Mapping[str, str]) -> None:
         """*fds* are the sockets of clients and the link socket, in the order in which the child inherits them."""
-        self.placement: Placement = placement
         self.shard: int = placement.shard
         self.pid: int = 0
+        self.process: str = ""
         self.control: socket.socket | None = None
+        self.is_told: bool = False
         self.is_ready: bool = False
         self.was_ready: bool = False
         self.failure: str = ""
         self.due_at: float = 0.0
         self._delay: float = 0.0
         self._started_at: float = 0.0
+        self._placement: Placement = placement
         self._fds: list[int] = list(fds)
         self._environ: dict[str, str] = {
             **{name: text for name, text in environ.items() if not name.startswith(_MANAGER)},
-            PLACEMENT: placement.as_json(),
             "LISTEN_FDS": str(len(placement.listeners)),
         }
 
@@ -209,7 +220,8 @@ class _Child:
         """Start a process for the shard."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        self.control, self.is_ready, self.failure = ours, False, ""
+        self.control, self.is_told, self.is_ready, self.failure = ours, False, False, ""
+        self.process = new_process_id()
         self._started_at = time.monotonic()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self.pid = os.fork()
@@ -222,6 +234,17 @@ class _Child:
         """Send the signal *number* to the process, if there is one. It is not reaped yet, so the id is its own."""
         if self.pid:
             os.kill(self.pid, number)
+
+    def tell(self, report: bytes) -> None:
+        """Send *report* to the process. If it has not read enough of the earlier ones, `is_told` stays False."""
+        if self.control is not None and not self.is_told:
+            try:
+                self.control.send(report)
+            except BlockingIOError:
+                return
+            except OSError:  # it has ended
+                pass
+            self.is_told = True
 
     def read_reports(self) -> Iterator[bytes]:
         """Yield the reports that have arrived."""
@@ -238,7 +261,7 @@ class _Child:
         """Note that the process has ended, and when the next one is due."""
         if self.control is not None:
             self.control.close()
-        self.pid, self.control, self.is_ready = 0, None, False
+        self.pid, self.control, self.is_ready, self.process = 0, None, False, ""
         now = time.monotonic()
         if now - self._started_at >= STABLE_AFTER:
             self._delay = 0.0
@@ -257,7 +280,8 @@ class _Child:
             copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, end) for fd in fds]
             for place, fd in enumerate(copies, FIRST_INHERITED_FD):
                 os.dup2(fd, place)
-            environ = self._environ | {"LISTEN_PID": str(os.getpid())}
+            placement = replace(self._placement, process=self.process)
+            environ = self._environ | {PLACEMENT: placement.as_json(), "LISTEN_PID": str(os.getpid())}
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606  the same command
         except BaseException as error:  # noqa: BLE001  nothing of the parent may run in the child
@@ -277,6 +301,7 @@ class _Parent:
         self._is_announced: bool = False
         self._stops_by: float | None = None  # time after which children are killed; None: they are not stopping
         self._pending: set[int] = set()  # signals that a child gets once it is ready: it missed them, or a restart did
+        self._roster: list[str] = []
         self._received: socket.socket
 
     def run(self) -> int:
@@ -284,6 +309,7 @@ class _Parent:
         with _signals() as self._received:
             for child in self._children:
                 child.start()
+            self._tell_all()
             while self._stops_by is None or any(child.pid for child in self._children):
                 self._wait()
                 for number in self._signals():
@@ -292,6 +318,7 @@ class _Parent:
                     self._read_reports(child)
                 self._reap()
                 self._do_what_is_due(time.monotonic())
+                self._tell_all()
         return self._exit_code
 
     def _wait(self) -> None:
@@ -300,12 +327,22 @@ class _Parent:
         poll.register(self._received, select.POLLIN)
         for child in self._children:
             if child.control is not None:
-                poll.register(child.control, select.POLLIN)
+                poll.register(child.control, select.POLLIN if child.is_told else select.POLLIN | select.POLLOUT)
         if self._stops_by is not None:
             times = [self._stops_by]
         else:
             times = [child.due_at for child in self._children if not child.pid]
         poll.poll(max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None)
+
+    def _tell_all(self) -> None:
+        """Tell the children which processes there are, if that has changed."""
+        roster = [child.process for child in self._children]
+        if roster != self._roster:
+            self._roster = roster
+            for child in self._children:
+                child.is_told = False
+        for child in self._children:
+            child.tell(encode(roster))
 
     def _signals(self) -> Sequence[int]:
         try:

@@ -37,6 +37,7 @@ class Placement:
     queue       random id of the queue.
     shards      number of shards of the queue.
     shard       the own shard, from 0.
+    process     random id of this start of the process.
     base        ids below it belong to shard 0.
     secret      what the processes of one start of the parent know, in hexadecimal; it proves to a process that a
                 connection to its link socket comes from another one.
@@ -50,6 +51,7 @@ class Placement:
     queue: str
     shards: int
     shard: int
+    process: str
     base: int
     secret: str = field(repr=False)
     directory: str | None

@@ -32,6 +32,7 @@ from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link_calls import CallHandler, LinkCalls
 from greenstalk_server.net.poller import Handler, Poller
 from greenstalk_server.protocol import link_frames as frames
+from greenstalk_server.protocol.front_channel import NO_SHARD
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
 from greenstalk_server.protocol.session import Session
@@ -56,10 +57,12 @@ class Host(Protocol):
     """The parts of its process that a link needs.
 
     poller, clock, broker, committer    those of the server.
+    own         the shard that it leads; NO_SHARD if it leads none.
     heads       the heads of tubes of other shards.
     handlers    answer the calls of other processes, by name.
     """
 
+    own: int
     poller: Poller
     clock: Clock
     broker: Broker
@@ -75,6 +78,9 @@ class Host(Protocol):
 
     def drop(self, link: Link) -> None:
         """Close *link*, which has failed."""
+
+    def note_lead(self, link: Link) -> None:
+        """Send to *link* what waits for the shard that its peer leads from now on."""
 
 
 class Wire:
@@ -279,15 +285,17 @@ class ServedClient(Handler):
 class Link(Handler):
     """The connection to one other process, after the handshake.
 
-    peer    number of the other process's shard.
+    peer    id of the other process.
+    shard   the shard that the other process leads, by its own account; NO_SHARD if it leads none.
     host    this process.
     lost    set when the link is lost.
     calls   the calls of both processes.
     """
 
-    def __init__(self, host: Host, peer: int, sock: socket.socket) -> None:
+    def __init__(self, host: Host, peer: str, shard: int, sock: socket.socket) -> None:
         self.host: Host = host
-        self.peer: int = peer
+        self.peer: str = peer
+        self.shard: int = shard
         self.lost: Event = Event()
         self.is_lost: bool = False
         self.calls: LinkCalls = LinkCalls(self, host.handlers, host.broker.max_job_size + MAX_OVERHEAD)
@@ -307,6 +315,11 @@ class Link(Handler):
         self._settling: dict[ServedClient, None] = {}
         self._published: dict[bytes, Head] = {}
         self._watcher: Any = None
+
+    @property
+    def label(self) -> str:
+        """The peer, for the log."""
+        return f"shard {self.shard}" if self.shard != NO_SHARD else f"process {self.peer}"
 
     def start(self) -> None:
         """Begin to serve the link; raise OSError if the system cannot poll the socket. Does not switch."""
@@ -368,6 +381,10 @@ class Link(Handler):
             self._granted += self._taken
             self._write(frame(frames.WINDOW_GRANT, self._taken))
             self._taken = 0
+
+    def announce(self, shard: int) -> None:
+        """Tell the peer that this process leads *shard* from now on."""
+        self._write(frame(frames.LEAD, shard))
 
     # Output
 
@@ -451,7 +468,7 @@ class Link(Handler):
             for kind, channel, payload in self._reader.feed(data):
                 self._handle(kind, channel, payload)
         except LinkError as error:
-            log.error("link to shard %d: %s; the link is closed", self.peer, error)  # noqa: TRY400  no traceback
+            log.error("link to %s: %s; the link is closed", self.label, error)  # noqa: TRY400  no traceback
             self.host.drop(self)
         return b""
 
@@ -477,7 +494,7 @@ class Link(Handler):
 
     def fail(self, error: Exception) -> None:
         """Log *error*, and close the link."""
-        log.error("internal error: the link to shard %d is closed", self.peer, exc_info=error)
+        log.error("internal error: the link to %s is closed", self.label, exc_info=error)
         self.host.drop(self)
 
     def _handle(self, kind: int, channel: int, payload: bytes) -> None:
@@ -506,6 +523,9 @@ class Link(Handler):
             self._use_grant(channel)
         elif kind in (frames.CALL, frames.ANSWER):
             self.calls.receive_frame(kind, channel, payload)
+        elif kind == frames.LEAD:
+            self.shard = channel
+            self.host.note_lead(self)
         else:
             raise LinkError(f"unexpected frame of kind {kind}")
 
@@ -521,6 +541,8 @@ class Link(Handler):
         if kind == frames.OPEN:
             if client is not None:
                 raise LinkError(f"channel {channel} is open already")
+            if self.host.own == NO_SHARD:
+                raise LinkError("this process leads no shard")
             self._clients[channel] = ServedClient(self, channel, _facts(payload))
         elif client is not None:
             client.end()
@@ -528,6 +550,8 @@ class Link(Handler):
     def _note_head(self, payload: bytes) -> None:
         """Handle HEAD."""
         tube, pri, since = frames.decode_head(payload)
+        if self.shard == self.host.own:  # a link of the process to itself
+            return
         if pri < 0:
             self.host.heads.pop(tube, None)
         else:

@@ -54,7 +54,8 @@ class Message(NamedTuple):
 
 
 CallHandler = Callable[[int, Message], Message]
-"""Gets the number of the calling shard and the arguments, and returns the answer or raises CallError. May switch."""
+"""Gets the shard that the calling process leads (NO_SHARD if none) and the arguments; returns the answer or raises
+CallError. May switch."""
 
 
 class CallError(Exception):
@@ -69,11 +70,16 @@ class CallError(Exception):
 
 
 class Carrier(Protocol):
-    """The parts of a link that its calls need."""
+    """The parts of a link that its calls need.
+
+    shard   the shard that the other process leads; NO_SHARD if it leads none.
+    """
+
+    shard: int
 
     @property
-    def peer(self) -> int:
-        """The number of the other process's shard."""
+    def label(self) -> str:
+        """The peer, for messages."""
 
     @property
     def is_full(self) -> bool:
@@ -120,7 +126,7 @@ class LinkCalls(Handler):
             self._slots.acquire()
             if self._is_lost:
                 self._slots.release()
-                raise CallError(f"the link to shard {self._link.peer} is lost")
+                raise CallError(f"the link to {self._link.label} is lost")
             self._last = (self._last + 1) % 2**32
             result = self._unanswered[self._last] = AsyncResult()
             self._send(CALL, self._last, data)
@@ -128,7 +134,7 @@ class LinkCalls(Handler):
         except Timeout as error:
             if error is not expired:
                 raise
-            message = f"shard {self._link.peer} has not answered within {timeout:g} s"
+            message = f"{self._link.label} has not answered within {timeout:g} s"
             raise CallError(message, may_have_run=result is not None) from None
         finally:
             expired.close()
@@ -173,7 +179,7 @@ class LinkCalls(Handler):
         """Raise CallError in all callers: the link is lost. Handlers that run end by themselves. Does not switch."""
         self._is_lost = True
         self._outgoing.clear()
-        error = CallError(f"the link to shard {self._link.peer} was lost before the answer", may_have_run=True)
+        error = CallError(f"the link to {self._link.label} was lost before the answer", may_have_run=True)
         for number in list(self._unanswered):
             self._unanswered.pop(number).set_exception(error)
             self._slots.release()
@@ -213,7 +219,7 @@ class LinkCalls(Handler):
         expired = Timeout.start_new(timeout)
         body = b""
         try:
-            value, body = handler(self._link.peer, arguments)
+            value, body = handler(self._link.shard, arguments)
             facts: dict[str, Any] = {"value": value}
         except CallError as error:
             facts = {"error": str(error), "ran": error.may_have_run}
@@ -222,7 +228,7 @@ class LinkCalls(Handler):
                 raise
             facts = {"error": f"the call took more than {timeout:g} s"}
         except Exception:
-            log.exception("internal error in a call of shard %d", self._link.peer)
+            log.exception("internal error in a call of %s", self._link.label)
             facts = {"error": "internal error of the process that was called"}
         finally:
             expired.close()

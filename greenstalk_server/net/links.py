@@ -1,52 +1,53 @@
 """The links of this process to all other processes of the queue: connect, authenticate, and replace lost links.
 
-The process with the higher shard number connects to the link socket of the other. Both check that the peer runs as the
-same user, belongs to the same queue with the same number of shards, speaks a version that both know, and knows the
-secret, which is never sent. A process that fails a check is refused with one line in the log.
+Of two processes, the one with the smaller id connects to the other. Both check that the peer belongs to the same queue,
+speaks a version that both know, and knows the secret, which is never sent. A process that fails a check is refused with
+one line in the log. A `Membership` says which processes there are, and which of them leads each shard.
 
-A link that is lost takes along what depends on it: here, the jobs that clients of the other process hold become ready;
-there, the clients whose commands have no reply are closed. A command for a shard that cannot be reached waits up to
-`OUTAGE_WAIT`.
+A command for a shard is sent to the process that leads it, once that process has confirmed this over its link; until
+then it waits, up to `OUTAGE_WAIT`. A link that is lost takes along what depends on it: here, the jobs that clients of
+the other process hold become ready; there, the clients whose commands have no reply are closed.
 
 Docstrings say which methods may switch greenlets.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import logging
 import os
-import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import gevent
 from gevent import socket as gsocket
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 from gevent.timeout import Timeout
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
+from greenstalk_server.net import link_transport as transport
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link import Link, ServedClient, Wire
 from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, CallHandler, Message
+from greenstalk_server.net.link_handshake import Identity, connects, shake_hands
+from greenstalk_server.net.membership import Membership
 from greenstalk_server.net.poller import Poller
-from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.access import Rule, grants
+from greenstalk_server.protocol.front_channel import NO_SHARD
 from greenstalk_server.protocol.front_session import FrontSession
-from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
+from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.supervisor import Service
-from greenstalk_server.runtime.system import peer_user
 
 CONNECT_INTERVAL: Final = 0.1
 """Seconds between two attempts to connect."""
@@ -54,58 +55,69 @@ CONNECT_INTERVAL: Final = 0.1
 HANDSHAKE_TIMEOUT: Final = 5.0
 """Seconds for a handshake."""
 
+MAX_HANDSHAKES: Final = 256
+"""Handshakes of accepted links at a time; further connections wait to be accepted."""
+
 OUTAGE_WAIT: Final = 30.0
 """Seconds that a command waits for a shard that cannot be reached; then its connection is closed."""
 
 CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks for commands that have waited for OUTAGE_WAIT."""
 
-END_BATCH: Final = 32
-"""Channels of a lost link that are ended before the loop serves others: about a millisecond."""
+BATCH: Final = 32
+"""Channels of a lost link that are ended, or of a new one that are opened, before the loop serves others: about a
+millisecond."""
+
+MAX_KNOWN_TUBES: Final = 65536
+"""Tubes whose shards are cached."""
 
 log = logging.getLogger(__name__)
 
 
 class Links:
-    """The other shards of the queue. Implements `front_channel.Routes` and `link.Host`."""
+    """The other processes of the queue. Implements `front_channel.Routes` and `link.Host`."""
 
     def __init__(
         self,
-        queue: str,
-        secret: bytes,
-        listener: socket.socket,
-        paths: Sequence[str],
+        identity: Identity,
+        membership: Membership,
+        listeners: Sequence[socket.socket],
         broker: Broker,
         clock: Clock,
         committer: Committer | None,
         rules: Sequence[Rule],
+        shard: int = NO_SHARD,
     ) -> None:
-        """*queue* is the id of the queue, *listener* the own link socket, *paths* those of all shards."""
-        self.own: int = broker.ids.shard
-        self.ids: IdSequence = broker.ids
+        """*listeners* accept the links of other processes; this process leads *shard*, whose jobs *broker* has."""
+        self.own: int = shard
+        self.ids: IdSequence = identity.ids
         self.heads: dict[bytes, Head] = {}
         self.handlers: dict[str, CallHandler] = {}
         self.poller: Poller
         self.clock: Clock = clock
         self.broker: Broker = broker
         self.committer: Committer | None = committer
-        self._queue: str = queue
-        self._secret: bytes = secret
-        self._listener: socket.socket = listener
-        self._paths: Sequence[str] = paths
+        self._identity: Identity = identity
+        self._membership: Membership = membership
         self._rules: Sequence[Rule] = rules
-        self._links: dict[int, Link] = {}
+        self._links: dict[str, Link] = {}  # by the id of the other process
+        self._loopback: Link | None = None  # the end of the owner
+        self._owners: dict[int, str] = {}  # the last owner of each shard
+        self._members: set[str] = set()
+        self._connectors: dict[str, Service] = {}
         self._waiting: dict[int, dict[Wire, int]] = {}  # wires without a link, with the time since when
+        self._attaching: set[int] = set()
         self._shard_of: dict[bytes, int] = {}
         self._ending: deque[Callable[[], None]] = deque()
         self._dirty: dict[Link, None] = {}
         self._is_flush_due: bool = False
         self._is_stopping: bool = False
-        others = [shard for shard in range(self.ids.shards) if shard != self.own]
+        self._changed: Event = Event()
+        self._handshakes: BoundedSemaphore = BoundedSemaphore(MAX_HANDSHAKES)
         self._services: list[Service] = [
-            Service("links", self._accept_forever),
+            *[Service("links", partial(self._accept_forever, listener)) for listener in listeners],
+            Service("links", self._follow_membership),
             Service("link-outages", self._end_outages),
-            *[Service("links", partial(self._connect_forever, shard)) for shard in others if shard < self.own],
         ]
 
     def start(self, poller: Poller) -> None:
@@ -113,18 +125,40 @@ class Links:
         self.poller = poller
         poller.after_batch = self.flush
         self.broker.heads.on_change = self._note_output
+        self._membership.on_change = self._changed.set
         for service in self._services:
             service.start()
 
     def stop(self) -> None:
         """Close all links. Switches."""
         self._is_stopping = True
-        for service in self._services:
+        for service in [*self._services, *self._connectors.values()]:
             service.stop()
-        for link in list(self._links.values()):
+        for link in [*self._links.values(), *([self._loopback] if self._loopback is not None else [])]:
             self.drop(link)
         while self._ending:
             self._ending.popleft()()
+
+    def lead(self, shard: int, broker: Broker, committer: Committer | None) -> None:
+        """Serve *shard*, whose jobs *broker* has, from now on. Raise OSError if there is no loopback. Does not switch.
+
+        The process has led no shard, and `start` was called. Its sessions from before reach the shard over a link of
+        the process to itself, as they do not use *broker*.
+        """
+        ends = socket.socketpair()
+        self.broker, self.committer = broker, committer
+        broker.heads.on_change = self._note_output
+        self.own = shard
+        for link in self._links.values():
+            link.announce(shard)
+        for end in ends:
+            end.setblocking(False)
+        process = self._identity.process
+        front, self._loopback = Link(self, process, shard, ends[0]), Link(self, process, shard, ends[1])
+        front.start()
+        self._loopback.start()
+        self._links[process] = front
+        self._attach_waiting(shard)
 
     # Routes
 
@@ -140,7 +174,7 @@ class Links:
     def open(self, shard: int, session: FrontSession, receive: Callable[[bytes | None], None]) -> Wire:
         """Connect a remote client for *session* at *shard*, now or when there is a link. Does not switch."""
         wire = Wire(session, receive)
-        link = self._links.get(shard)
+        link = self._link_to(shard)
         if link is not None:
             wire.attach(link)
         else:
@@ -149,7 +183,13 @@ class Links:
 
     def is_linked(self, shard: int) -> bool:
         """Return whether *shard* can be reached now."""
-        return shard in self._links
+        return self._link_to(shard) is not None
+
+    def _link_to(self, shard: int) -> Link | None:
+        """Return the link to the process that leads *shard*, and that has confirmed this; None if there is none."""
+        owner = self._membership.owner_of(shard)
+        link = self._links.get(owner) if owner is not None else None
+        return link if link is not None and link.shard == shard else None
 
     # Calls
 
@@ -161,7 +201,7 @@ class Links:
         """
         if shard == self.own:
             return self.handlers[name](shard, arguments)
-        link = self._links.get(shard)
+        link = self._link_to(shard)
         if link is None:
             raise CallError(f"shard {shard} cannot be reached")
         return link.calls.call(name, arguments, timeout)
@@ -195,17 +235,22 @@ class Links:
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
             if not self._is_stopping:
-                log.warning("the link to shard %d is lost", link.peer)
+                log.warning("the link to %s is lost", link.label)
         self._dirty.pop(link, None)
         wires, clients = link.close()
         link.lost.set()
-        for tube in [tube for tube in self.heads if self.shard_of(tube) == link.peer]:
+        for tube in [tube for tube in self.heads if self.shard_of(tube) == link.shard]:
             del self.heads[tube]
         was_ending = bool(self._ending)
         self._ending.extend([partial(wire.receive, None) for wire in wires])
         self._ending.extend([partial(self._end, client) for client in clients])
         if not was_ending and not self._is_stopping:
             gevent.spawn(self._end_channels)
+
+    def note_lead(self, link: Link) -> None:
+        """Send to *link* what waits for the shard that its peer leads from now on. Does not switch."""
+        log.info("process %s leads shard %d", link.peer, link.shard)
+        self._attach_waiting(link.shard)
 
     def flush(self) -> None:
         """Publish heads that have changed, and send the output of all links. Does not switch."""
@@ -234,7 +279,7 @@ class Links:
     def _end_channels(self) -> None:
         """End the channels of lost links. Switches."""
         while self._ending:
-            for _ in range(min(END_BATCH, len(self._ending))):
+            for _ in range(min(BATCH, len(self._ending))):
                 self._ending.popleft()()
             yield_to_loop()
 
@@ -252,147 +297,133 @@ class Links:
 
     # Links
 
-    def _add(self, peer: int, sock: gsocket.socket) -> None:
-        """Serve the authenticated connection *sock* to *peer*; it replaces an earlier one."""
-        before = self._links.get(peer)
+    def _add(self, sock: socket.socket, expected: str | None) -> None:
+        """Shake hands with the peer of *sock*, and serve the link; it replaces an earlier one. Switches.
+
+        *expected* is the id of the peer if this process has connected, None if it has accepted.
+        """
+        shard = self.own
+        peer = shake_hands(sock, self._identity, shard, is_connecting=expected is not None)
+        if expected not in (None, peer.process):
+            raise LinkError(f"its address belongs to process {peer.process}")
+        if self._is_stopping:
+            raise LinkError("this process is stopping")
+        before = self._links.get(peer.process)
         if before is not None:
             self.drop(before)
-        plain = socket.socket(fileno=os.dup(sock.fileno()))
-        plain.setblocking(False)
-        sock.close()
-        link = Link(self, peer, plain)
+        link = Link(self, peer.process, peer.shard, sock)
         link.start()
-        self._links[peer] = link
-        log.info("linked to shard %d", peer)
-        for wire in self._waiting.pop(peer, {}):
-            if not wire.is_closed:
-                wire.attach(link)
+        self._links[peer.process] = link
+        log.info("linked to %s", link.label)
+        if self.own != shard:
+            link.announce(self.own)
+        if peer.unread:
+            link.serve(peer.unread, self.clock(), range(1))
+        self._attach_waiting(link.shard)
 
-    def _connect_forever(self, shard: int) -> None:
-        """Keep a link to *shard*. Switches."""
+    def _attach_waiting(self, shard: int) -> None:
+        """Attach the wires that wait for *shard*, if it can be reached now. Does not switch."""
+        if shard in self._waiting and shard not in self._attaching and self.is_linked(shard):
+            self._attaching.add(shard)
+            gevent.spawn(self._attach, shard)
+
+    def _attach(self, shard: int) -> None:
+        """Attach the wires that wait for *shard*, as long as it can be reached. Switches."""
+        try:
+            while (link := self._link_to(shard)) is not None and (wires := self._waiting.get(shard)):
+                for wire in list(islice(wires, BATCH)):
+                    del wires[wire]
+                    if not wire.is_closed:
+                        wire.attach(link)
+                yield_to_loop()
+        finally:
+            self._attaching.discard(shard)
+        if not self._waiting.get(shard):
+            self._waiting.pop(shard, None)
+
+    def _follow_membership(self) -> None:
+        """Connect to new processes, and drop the links to those that have ended or lost their shard. Switches."""
+        while True:
+            self._changed.clear()
+            own, addresses = self._identity.process, self._membership.addresses()
+            for process in [process for process in self._connectors if process not in addresses]:
+                self._connectors.pop(process).stop()
+            for process in addresses:
+                if connects(own, process) and process not in self._connectors:
+                    self._connectors[process] = Service("links", partial(self._connect_forever, process))
+                    self._connectors[process].start()
+            self._drop_former(set(addresses))
+            for shard in list(self._waiting):
+                self._attach_waiting(shard)
+            self._changed.wait()
+
+    def _drop_former(self, members: set[str]) -> None:
+        """Drop the links to processes that are no longer in *members*, or no longer lead the shard that they led."""
+        former, self._members = self._members - members, members
+        for shard in range(self.ids.shards):
+            before, owner = self._owners.get(shard), self._membership.owner_of(shard)
+            if owner is not None:
+                self._owners[shard] = owner
+                if before is not None and before != owner:
+                    former.add(before)
+        former.discard(self._identity.process)
+        for process in former & self._links.keys():
+            self.drop(self._links[process])
+
+    def _connect_forever(self, process: str) -> None:
+        """Keep a link to *process*. Switches."""
         is_failing = False
         while True:
             try:
-                self._connect(shard)
+                self._connect(process)
                 is_failing = False
-            except (OSError, LinkError, Timeout) as error:
+            except (OSError, LinkError) as error:
                 if not is_failing:
-                    log.warning("cannot link to shard %d: %s; trying again", shard, error)
+                    log.warning("cannot link to process %s: %s; trying again", process, error)
                 is_failing = True
-            link = self._links.get(shard)
+            link = self._links.get(process)
             if link is not None:
                 link.lost.wait()
             gevent.sleep(CONNECT_INTERVAL)
 
-    def _connect(self, shard: int) -> None:
-        sock = gsocket.socket(socket.AF_UNIX)
-        try:
-            with Timeout(HANDSHAKE_TIMEOUT):
-                sock.connect(self._paths[shard])
-                peer = self._shake_hands(sock, "connects")
-            if peer != shard:
-                raise LinkError(f"{self._paths[shard]} belongs to shard {peer}")
-            self._add(shard, sock)
-        finally:
-            sock.close()
+    def _connect(self, process: str) -> None:
+        address = self._membership.addresses().get(process)
+        if address is None:
+            return
+        with _handshake_timeout():
+            sock = transport.connect(address)
+            try:
+                self._add(sock, process)
+            except BaseException:
+                sock.close()
+                raise
 
-    def _accept_forever(self) -> None:
+    def _accept_forever(self, listening: socket.socket) -> None:
         """Accept links. Switches."""
-        with gsocket.socket(fileno=os.dup(self._listener.fileno())) as listener:
+        with gsocket.socket(fileno=os.dup(listening.fileno())) as listener:
             while True:
-                sock, _ = listener.accept()
-                gevent.spawn(self._accept, sock)
+                self._handshakes.acquire()
+                try:
+                    sock, address = listener.accept()
+                except BaseException:
+                    self._handshakes.release()
+                    raise
+                gevent.spawn(self._accept, transport.plain(sock), address)
 
-    def _accept(self, sock: gsocket.socket) -> None:
+    def _accept(self, sock: socket.socket, address: object) -> None:
+        """Accept the link *sock* from *address*, or log why not. Switches."""
         try:
-            with Timeout(HANDSHAKE_TIMEOUT):
-                peer = self._shake_hands(sock, "accepts")
-            self._add(peer, sock)
-        except (OSError, LinkError, Timeout) as error:
-            log.warning("refused a link: %s", error)
-        finally:
+            with _handshake_timeout():
+                transport.check_peer(sock)
+                self._add(sock, None)
+        except (OSError, LinkError) as error:
             sock.close()
-
-    def _shake_hands(self, sock: gsocket.socket, role: str) -> int:
-        """Authenticate the peer; return its shard. Raise LinkError if a check fails. Switches."""
-        user = peer_user(sock)
-        if user not in (os.geteuid(), 0):
-            raise LinkError(f"the peer runs as user {user}, this process as user {os.geteuid()}")
-        nonce = secrets.token_hex(16)
-        hello = {
-            "version": frames.VERSION,
-            "oldest": frames.OLDEST_VERSION,
-            "queue": self._queue,
-            "shards": self.ids.shards,
-            "base": self.ids.base,
-            "shard": self.own,
-            "role": role,
-            "nonce": nonce,
-        }
-        reader = FrameReader()
-        sock.sendall(frame(frames.HELLO, 0, json.dumps(hello).encode()))
-        theirs = _hello(_receive(sock, reader, frames.HELLO))
-        problem = self._problem(theirs, hello)
-        if problem:
-            raise LinkError(problem)
-        sock.sendall(frame(frames.AUTH, 0, self._proof(hello, theirs["nonce"])))
-        if not hmac.compare_digest(_receive(sock, reader, frames.AUTH), self._proof(theirs, nonce)):
-            raise LinkError(f"shard {theirs['shard']} does not know the secret")
-        return int(theirs["shard"])
-
-    def _problem(self, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-        """Return why there can be no link to the process that has sent *theirs*; empty if there can be."""
-        if theirs["oldest"] > frames.VERSION or theirs["version"] < frames.OLDEST_VERSION:
-            return (
-                f"the peer speaks versions {theirs['oldest']} to {theirs['version']},"
-                f" this process {frames.OLDEST_VERSION} to {frames.VERSION}"
-            )
-        for name in ("queue", "shards", "base"):
-            if theirs[name] != ours[name]:
-                return f"the {name} of the peer is {theirs[name]}, that of this process {ours[name]}"
-        if theirs["shard"] == self.own or not 0 <= theirs["shard"] < self.ids.shards:
-            return f"the peer says that it is shard {theirs['shard']}"
-        return "" if theirs["role"] != ours["role"] else f"both processes say that they {ours['role'][:-1]}"
-
-    def _proof(self, hello: dict[str, Any], nonce: str) -> bytes:
-        """Return what proves that the sender of *hello* knows the secret, to the peer that has chosen *nonce*."""
-        message = json.dumps([hello, nonce], sort_keys=True).encode()
-        return hmac.digest(self._secret, message, hashlib.sha256)
+            if not self._is_stopping:
+                log.warning("refused a link%s: %s", transport.origin(address), error)
+        finally:
+            self._handshakes.release()
 
 
-MAX_KNOWN_TUBES: Final = 65536
-"""Tubes whose shards are cached."""
-
-_HELLO_TYPES: Final = {
-    "version": int,
-    "oldest": int,
-    "queue": str,
-    "shards": int,
-    "base": int,
-    "shard": int,
-    "role": str,
-    "nonce": str,
-}
-
-
-def _hello(payload: bytes) -> dict[str, Any]:
-    """Return the facts of HELLO; raise LinkError if they are malformed."""
-    try:
-        facts = json.loads(payload)
-        if all(type(facts[name]) is kind for name, kind in _HELLO_TYPES.items()):
-            return {name: facts[name] for name in _HELLO_TYPES}
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise LinkError("malformed HELLO")
-
-
-def _receive(sock: gsocket.socket, reader: FrameReader, kind: int) -> bytes:
-    """Return the payload of the next frame; raise LinkError if it is not of *kind*. Switches."""
-    while True:
-        data = sock.recv(reader.missing)  # no byte of what follows the handshake
-        if not data:
-            raise LinkError("the peer has closed the connection during the handshake")
-        for found, _, payload in reader.feed(data):
-            if found != kind:
-                raise LinkError(f"a frame of kind {found} during the handshake")
-            return payload
+def _handshake_timeout() -> Timeout:
+    """Return a context that raises LinkError when a handshake takes too long."""
+    return Timeout(HANDSHAKE_TIMEOUT, LinkError(f"the handshake takes more than {HANDSHAKE_TIMEOUT:g} s"))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the frames, and of the commands of `link_commands`."""
 
-OLDEST_VERSION: Final = 1
+OLDEST_VERSION: Final = 2
 """Oldest version that this program can speak."""
 
 HEADER: Final = struct.Struct("<IBI")
@@ -35,9 +35,11 @@ HEAD: Final = 8
 WINDOW_GRANT: Final = 9
 CALL: Final = 10
 ANSWER: Final = 11
-"""Kinds. HELLO and AUTH are the handshake. A front sends OPEN, DATA and CLOSE; an owner REPLY, CLOSED and HEAD."""
+LEAD: Final = 12
+"""Kinds. HELLO and AUTH are the handshake. A front sends OPEN, DATA and CLOSE; an owner REPLY, CLOSED and HEAD.
+A process sends LEAD when it begins to lead a shard."""
 
-KINDS: Final = range(HELLO, ANSWER + 1)
+KINDS: Final = range(HELLO, LEAD + 1)
 
 
 class LinkError(Exception):
@@ -56,6 +58,22 @@ def pieces(data: bytes) -> list[bytes]:
     return [data[at : at + MAX_PAYLOAD] for at in range(0, len(data), MAX_PAYLOAD)]
 
 
+def first(data: bytes) -> tuple[int, bytes] | None:
+    """Return the kind and the payload of the frame at the start of *data*, None if it is not whole; raise LinkError."""
+    if len(data) < HEADER.size:
+        return None
+    length, kind, _ = HEADER.unpack_from(data)
+    _check(length, kind)
+    end = HEADER.size + length
+    return (kind, data[HEADER.size : end]) if len(data) >= end else None
+
+
+def _check(length: int, kind: int) -> None:
+    """Raise LinkError unless a frame can have this payload size and kind."""
+    if length > MAX_PAYLOAD or kind not in KINDS:
+        raise LinkError(f"frame of kind {kind} with {length} bytes")
+
+
 class FrameReader:
     """Cuts the bytes of a link into frames."""
 
@@ -63,13 +81,6 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._rest: bytes = b""
-
-    @property
-    def missing(self) -> int:
-        """Bytes that the current frame needs at least; at least 1."""
-        if len(self._rest) < HEADER.size:
-            return HEADER.size - len(self._rest)
-        return HEADER.size + int(HEADER.unpack_from(self._rest)[0]) - len(self._rest)
 
     def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
         """Return the frames that *data* completes, as kind, channel and payload; raise LinkError if one is wrong."""
@@ -79,8 +90,7 @@ class FrameReader:
         pos, size = 0, len(data)
         while size - pos >= HEADER.size:
             length, kind, channel = HEADER.unpack_from(data, pos)
-            if length > MAX_PAYLOAD or kind not in KINDS:
-                raise LinkError(f"frame of kind {kind} with {length} bytes")
+            _check(length, kind)
             end = pos + HEADER.size + length
             if end > size:
                 break

@@ -114,11 +114,16 @@ def notify_manager(state: str, environ: Mapping[str, str]) -> None:
         log.warning("NOTIFY_SOCKET %s: %s; the service manager does not receive %s", address, error.strerror, state)
 
 
+def new_process_id() -> str:
+    """Return a random id for one start of a process."""
+    return secrets.token_hex(8)
+
+
 def server_facts(started_at: int, extensions: tuple[str, ...] = ()) -> ServerFacts:
     """Return the facts of this process for `stats`, with a new random id; *started_at* in nanoseconds."""
     system = os.uname()
     return ServerFacts(
-        id=secrets.token_hex(8),
+        id=new_process_id(),
         pid=os.getpid(),
         version=__version__,
         build=BUILD.name,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import gevent
@@ -14,41 +12,34 @@ import pytest
 from gevent import socket as gsocket
 from gevent.event import Event
 
-from greenstalk_server.core.jobs.id_sequence import IdSequence
-from greenstalk_server.core.limits import Limits
-from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.link_calls import MAX_CALLS, MAX_JSON, CallError, Message
 from greenstalk_server.net.links import Links
-from greenstalk_server.net.server import Server
 from greenstalk_server.protocol import link_frames as frames
-from greenstalk_server.runtime.clock import steady_clock
 from tests.net.in_process import read_to_end, wait_until
-from tests.net.test_links import QUEUE, SECRET, Peer, refusals
-from tests.support.world import make_broker
+from tests.net.link_peer import Process
+from tests.net.test_links import refusals
 
 MAX_BODY = 2**20
 """Bytes that fit beside the largest job, with some JSON."""
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Links, Links]]:
-    """The links of shards 0 and 1 of three, which are linked."""
-    paths = [str(tmp_path / "0"), str(tmp_path / "1"), ""]
-    both: list[Links] = []
-    with ExitStack() as stack:
-        for shard in (0, 1):
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            listener.bind(paths[shard])
-            listener.listen()
-            broker, clock = make_broker(ids=IdSequence(0, 3, shard)), steady_clock()
-            links = Links(QUEUE, SECRET, listener, paths, broker, clock, None, ())
-            files = DescriptorBudget(100, broker.limit_counters)
-            server = Server(broker, [], clock, files=files, limits=Limits(), links=links)
-            server.start()
-            stack.callback(server.stop)
-            both.append(links)
-        wait_until(lambda: both[0].is_linked(1) and both[1].is_linked(0))
-        yield both[0], both[1]
+def processes(tmp_path: Path) -> Iterator[list[Process]]:
+    """The processes b0 and b1 of shards 0 and 1 of three, which are linked."""
+    both = [Process(str(tmp_path / f"{shard}"), shard, f"b{shard}") for shard in (0, 1)]
+    for process in both:
+        process.membership.owners = {0: "b0", 1: "b1"}
+        process.membership.processes = {"b0": f"unix:{both[0].path}", "b1": f"unix:{both[1].path}"}
+        process.membership.on_change()
+    wait_until(lambda: both[0].links.is_linked(1) and both[1].links.is_linked(0))
+    yield both
+    for process in both:
+        process.stop()
+
+
+@pytest.fixture
+def pair(processes: list[Process]) -> tuple[Links, Links]:
+    return processes[0].links, processes[1].links
 
 
 def echo(peer: int, arguments: Message) -> Message:
@@ -135,7 +126,7 @@ def test_lost_link_ends_calls(pair: tuple[Links, Links]) -> None:
     pair[1].handlers["wait"] = wait
     caller = gevent.spawn(pair[0].call, 1, "wait", Message())
     assert started.wait(5)
-    pair[1].drop(pair[1]._links[0])
+    pair[1].drop(pair[1]._links["b0"])
     with pytest.raises(CallError, match="the link to shard 1 was lost before the answer") as error:
         caller.get(timeout=5)
     assert error.value.may_have_run
@@ -178,16 +169,13 @@ def message(text: bytes) -> bytes:
     ],
 )
 def test_peer_that_breaks_the_protocol_loses_the_link(
-    pair: tuple[Links, Links],
-    tmp_path: Path,
+    processes: list[Process],
     caplog: pytest.LogCaptureFixture,
     sent: list[tuple[int, int, bytes]],
     reason: str,
 ) -> None:
-    peer = Peer(str(tmp_path / "0"), shard=2)
-    peer.shake_hands()
-    assert peer.read()[0] == frames.AUTH
-    with peer.sock, gsocket.socket(fileno=os.dup(peer.sock.fileno())) as sock:
+    peer = processes[0].linked("a1", shard=2)
+    with gsocket.socket(fileno=os.dup(peer.sock.fileno())) as sock:
         sock.sendall(b"".join(frames.frame(*each) for each in sent))
         read_to_end(peer.sock)
     assert refusals(caplog)[0] == f"link to shard 2: {reason}; the link is closed"

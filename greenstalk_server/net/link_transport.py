@@ -1,0 +1,68 @@
+"""The sockets of links: connect to the address of another process, and check who may link to this one.
+
+A Unix socket needs no authority: its peer runs as the same user, or as root. TCP without TLS is for loopback addresses.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from gevent import socket as gsocket
+
+from greenstalk_server.config.tables.addresses import is_loopback
+from greenstalk_server.net.listeners import UNIX_PREFIX
+from greenstalk_server.protocol.link_frames import LinkError
+from greenstalk_server.runtime.system import peer_user
+
+
+def connect(address: str) -> socket.socket:
+    """Return a non-blocking socket that is connected to *address*; raise OSError, or LinkError. Switches."""
+    if address.startswith(UNIX_PREFIX):
+        connecting = gsocket.socket(socket.AF_UNIX)
+        try:
+            connecting.connect(address.removeprefix(UNIX_PREFIX))
+        except BaseException:
+            connecting.close()
+            raise
+    else:
+        connecting = gsocket.create_connection(_host_and_port(address))
+    sock = plain(connecting)
+    try:
+        check_peer(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def plain(sock: gsocket.socket) -> socket.socket:
+    """Return the socket of *sock* as a non-blocking one that gevent does not wait for."""
+    found = socket.socket(fileno=sock.detach())
+    found.setblocking(False)
+    if found.family != socket.AF_UNIX:
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
+
+
+def check_peer(sock: socket.socket) -> None:
+    """Raise LinkError unless the peer of *sock* may be linked to without TLS."""
+    if sock.family == socket.AF_UNIX:
+        user = peer_user(sock)
+        if user not in (os.geteuid(), 0):
+            raise LinkError(f"the peer runs as user {user}, this process as user {os.geteuid()}")
+    elif not (is_loopback(sock.getsockname()[0]) and is_loopback(sock.getpeername()[0])):
+        raise LinkError("a link between machines needs TLS")
+
+
+def origin(address: object) -> str:
+    """Return the *address* from which a link was accepted, for the log; empty for a Unix socket."""
+    return f" from {address[0]} port {address[1]}" if isinstance(address, tuple) else ""
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of HOST:PORT or [ADDRESS]:PORT; raise LinkError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise LinkError(f"{address!r} is no address")
+    return host.removeprefix("[").removesuffix("]"), int(port)

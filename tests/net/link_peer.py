@@ -1,0 +1,144 @@
+"""A process of a queue with a link socket, and peers that speak the link protocol by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.core.limits import Limits
+from greenstalk_server.net.acceptor import DescriptorBudget
+from greenstalk_server.net.link_handshake import Identity
+from greenstalk_server.net.links import Links
+from greenstalk_server.net.listeners import Listener
+from greenstalk_server.net.server import Server
+from greenstalk_server.protocol import link_frames as frames
+from greenstalk_server.runtime.clock import steady_clock
+from tests.net.in_process import is_readable, listen, wait_until
+from tests.support.world import make_broker
+
+SECRET: Final = b"secret"
+QUEUE: Final = "a1b2"
+IDS: Final = IdSequence(0, 3, 0)
+PROCESS: Final = "m0"
+
+
+class FixedMembership:
+    """A membership that the test changes by hand."""
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.owners: dict[int, str] = {0: PROCESS}
+        self.processes: dict[str, str] = {}
+
+    def owner_of(self, shard: int) -> str | None:
+        return self.owners.get(shard)
+
+    def addresses(self) -> dict[str, str]:
+        return self.processes
+
+
+class Process:
+    """The process *name*, which leads *shard*. It serves links at the Unix socket *path*, and clients at *port*."""
+
+    def __init__(self, path: str, shard: int = 0, name: str = PROCESS) -> None:
+        self.path = path
+        self.peers: list[Peer] = []
+        self.broker: Broker = make_broker(ids=IdSequence(IDS.base, IDS.shards, max(shard, 0)))
+        self.membership = FixedMembership()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen()
+        self.clients: Listener = listen()
+        self.port: int = self.clients.sock.getsockname()[1]
+        clock = steady_clock()
+        identity = Identity(QUEUE, SECRET, name, IDS)
+        self.links = Links(identity, self.membership, [self.listener], self.broker, clock, None, (), shard)
+        files = DescriptorBudget(100, self.broker.limit_counters)
+        self.server = Server(self.broker, [self.clients], clock, files=files, limits=Limits(), links=self.links)
+        self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.listener.close()
+        self.clients.sock.close()
+        for peer in self.peers:
+            peer.sock.close()
+
+    def peer(self, sock: socket.socket | None = None, secret: bytes = SECRET, **changes: object) -> Peer:
+        """Return a peer at the other end of *sock*, by default of a new connection to the link socket."""
+        if sock is None:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(self.path)
+        self.peers.append(Peer(sock, secret, **changes))
+        return self.peers[-1]
+
+    def linked(self, name: str = "a1", shard: int = 1) -> Peer:
+        """Link to this process as the process *name*, whose id is smaller."""
+        peer = self.peer(process=name, shard=shard)
+        peer.link()
+        return peer
+
+    def accepted(self, listener: socket.socket, name: str = "z1") -> Peer:
+        """Accept a link of this process as the process *name*, whose id is larger."""
+        wait_until(lambda: is_readable(listener))
+        peer = self.peer(listener.accept()[0], process=name)
+        peer.link()
+        return peer
+
+
+class Peer:
+    """The process of another shard, by hand."""
+
+    def __init__(self, sock: socket.socket, secret: bytes = SECRET, **changes: object) -> None:
+        """*sock* is connected to the process under test. *changes* are made to the HELLO."""
+        self.sock = sock
+        self.secret = secret
+        self.hello: dict[str, Any] = {
+            "version": frames.VERSION,
+            "oldest": frames.OLDEST_VERSION,
+            "queue": QUEUE,
+            "shards": 3,
+            "base": 0,
+            "process": "a1",
+            "shard": 1,
+            "nonce": "00",
+        } | changes
+        self.reader = frames.FrameReader()
+        self.frames: list[tuple[int, int, bytes]] = []
+
+    def send(self, kind: int, channel: int, payload: bytes) -> None:
+        self.sock.sendall(frames.frame(kind, channel, payload))
+
+    def read(self) -> tuple[int, int, bytes]:
+        """Return the next frame."""
+        while not self.frames:
+            wait_until(lambda: is_readable(self.sock))
+            data = self.sock.recv(65536)
+            assert data
+            self.frames += self.reader.feed(data)
+        return self.frames.pop(0)
+
+    def say_hello(self) -> None:
+        self.send(frames.HELLO, 0, json.dumps(self.hello).encode())
+
+    def shake_hands(self) -> None:
+        self.say_hello()
+        kind, _, payload = self.read()
+        assert kind == frames.HELLO
+        message = json.dumps([self.hello, json.loads(payload)["nonce"]], sort_keys=True).encode()
+        self.send(frames.AUTH, 0, hmac.digest(self.secret, message, hashlib.sha256))
+
+    def link(self) -> None:
+        """Complete the handshake."""
+        self.shake_hands()
+        assert self.read()[0] == frames.AUTH
+
+    def open(self, channel: int) -> None:
+        facts = {"address": "here", "name": "", "listener": "here", "names": []}
+        self.send(frames.OPEN, channel, json.dumps(facts).encode())

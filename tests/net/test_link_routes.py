@@ -1,0 +1,147 @@
+"""Which process connects to which, and where commands go when the owner of a shard changes. Real sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.protocol import link_frames as frames
+from greenstalk_server.protocol.front_channel import NO_SHARD
+from tests.net.in_process import is_readable, read_to_end, wait_until
+from tests.net.link_peer import IDS, PROCESS, Peer, Process
+from tests.support.daemon import TIMEOUT
+from tests.support.shards import tube_on
+from tests.support.world import make_broker
+
+TUBE = tube_on(1)
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    process = Process(str(tmp_path / "0"))
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def client(process: Process) -> Iterator[socket.socket]:
+    """A client of the process."""
+    with socket.create_connection(("127.0.0.1", process.port), TIMEOUT) as client:
+        yield client
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[socket.socket]:
+    """The link socket of the process z1."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "1"))
+        listener.listen()
+        yield listener
+
+
+def change(process: Process, owners: dict[int, str], processes: dict[str, str] | None = None) -> None:
+    process.membership.owners = owners
+    if processes is not None:
+        process.membership.processes = processes
+    process.membership.on_change()
+
+
+def read_use(peer: Peer) -> tuple[int, int]:
+    """Read frames until a channel sends a use of TUBE; return the channel, and the number of commands before that."""
+    data = b""
+    while not data.endswith(b"use " + TUBE + b"\r\n"):
+        kind, channel, payload = peer.read()
+        if kind == frames.DATA:
+            data += payload
+    return channel, data.count(b"\r\n") - 1
+
+
+def reply_to_use(peer: Peer) -> None:
+    """Read a use of TUBE, and reply to it."""
+    channel, count = read_use(peer)
+    peer.send(frames.REPLY, channel, b"USING x\r\n" * count + b"USING " + TUBE + b"\r\n")
+
+
+def receive(client: socket.socket, ending: bytes) -> bytes:
+    data = b""
+    while not data.endswith(ending):
+        wait_until(lambda: is_readable(client))
+        data += client.recv(65536)
+        assert data
+    return data
+
+
+def test_smaller_id_connects_and_replaces_a_lost_link(process: Process, other: socket.socket) -> None:
+    address = f"unix:{other.getsockname()}"
+    change(process, {0: PROCESS}, {PROCESS: address, "a1": address, "z1": address})
+    peer = process.accepted(other)
+    peer.sock.close()
+    process.accepted(other)
+
+
+def test_no_link_to_another_process_at_an_address(
+    process: Process, other: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(process, {}, {"z1": f"unix:{other.getsockname()}"})
+    process.accepted(other, "z2")
+    wait_until(lambda: bool(caplog.records))
+    message = "cannot link to process z1: its address belongs to process z2; trying again"
+    assert caplog.records[0].getMessage() == message
+
+
+def test_process_that_is_gone_is_no_longer_called(
+    process: Process, other: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = f"unix:{other.getsockname()}"
+    change(process, {}, {"z1": address})
+    former = process.accepted(other)
+    change(process, {}, {"z2": address})
+    read_to_end(former.sock)
+    for _ in range(3):  # a link to z1 would be refused
+        process.accepted(other, "z2").sock.close()
+    assert [record.getMessage() for record in caplog.records if "cannot link" in record.getMessage()] == []
+
+
+def test_command_waits_until_the_owner_leads_by_both_accounts(process: Process, client: socket.socket) -> None:
+    peer = process.linked("a1", NO_SHARD)
+    client.sendall(b"use " + TUBE + b"\r\n")
+    change(process, {1: "a1"})
+    peer.open(7)
+    peer.send(frames.LEAD, 1, b"")
+    reply_to_use(peer)
+    assert receive(client, b"\r\n") == b"USING " + TUBE + b"\r\n"
+
+
+def test_command_that_waits_is_sent_to_the_new_owner(process: Process, client: socket.socket) -> None:
+    former, new = process.linked("a1"), process.linked("b1")
+    change(process, {1: "a1"})
+    client.sendall(b"use " + TUBE + b"\r\n")
+    read_use(former)
+    change(process, {1: "b1"})
+    reply_to_use(new)
+    assert receive(client, b"\r\n") == b"USING " + TUBE + b"\r\n"
+
+
+def test_session_from_before_a_takeover_uses_the_shard_of_its_own_process(tmp_path: Path) -> None:
+    process = Process(str(tmp_path / "0"), NO_SHARD)
+    process.membership.owners = {}
+    peer = process.linked("a1", NO_SHARD)
+    try:
+        with socket.create_connection(("127.0.0.1", process.port), TIMEOUT) as client:
+            client.sendall(b"list-tube-used\r\n")
+            assert receive(client, b"\r\n") == b"USING default\r\n"
+            client.sendall(b"watch " + TUBE + b"\r\nput-in-tube " + TUBE + b" 0 0 60 1\r\nx\r\nreserve\r\n")
+            shard = make_broker(ids=IdSequence(IDS.base, IDS.shards, 1))
+            process.links.lead(1, shard, None)
+            assert peer.read() == (frames.LEAD, 1, b"")
+            change(process, {1: PROCESS})
+            assert receive(client, b"x\r\n") == b"WATCHING 2\r\nINSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
+            assert len(shard.jobs) == 1
+            assert not process.broker.jobs
+    finally:
+        process.stop()
+    assert not shard.totals.reserved
