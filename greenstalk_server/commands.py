@@ -110,9 +110,9 @@ def _run_journal_command(command: Command) -> int:
                     from greenstalk_server.journal.postgresql.transfer import import_shared  # noqa: PLC0415
                 return import_shared(where, _journal_name(), source)
             return import_journal(where, source)
-        case JournalReshard(where, shards):
+        case JournalReshard(where, shards, pins):
             pause_gc()
-            return reshard(where, shards)
+            return reshard(where, shards, pins)
     raise AssertionError(command)
 
 

@@ -13,7 +13,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -39,6 +39,9 @@ from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.core.operations import draining, policy_changes
+from greenstalk_server.core.policies.policy import Policy
+from greenstalk_server.core.policies.policy_shards import find_split
+from greenstalk_server.core.tube_shards import TubeShards
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.layout import refuse_shards
 from greenstalk_server.journal.lock import DirectoryLock
@@ -65,7 +68,7 @@ from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.arguments import mode
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock, steady_clock
-from greenstalk_server.runtime.exit_codes import StartError
+from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
 from greenstalk_server.runtime.gc_tuning import pause_gc, tune_gc
 from greenstalk_server.runtime.memory import resident_bytes
 from greenstalk_server.runtime.process import (
@@ -303,7 +306,9 @@ class _PolicyFile:
         """Read the file again, and apply it; if it is invalid, log that and change nothing. Switches."""
         with self._turns:
             try:
-                self.settings = run_in_thread(read_reloadable, self.path, self._source)
+                settings = run_in_thread(read_reloadable, self.path, self._source)
+                self._refuse_split(settings.policies)
+                self.settings = settings
             except StartError as error:
                 log.error("keeping the present policies and other settings: %s", error)  # noqa: TRY400  the message is complete
                 return
@@ -315,6 +320,13 @@ class _PolicyFile:
                     log.warning("%s", loop)
             message = "applied the reloadable settings of %s (SIGHUP), policies: %d; other changes need a restart"
             log.info(message, self.path, len(self.settings.policies))
+
+    def _refuse_split(self, policies: Iterable[Policy]) -> None:
+        """Raise StartError if one of *policies* copies or moves jobs between shards."""
+        for policy in policies if self._target is not None else ():
+            assert self._target is not None
+            if (split := find_split(policy, self._target[0].tube_shards)) is not None:
+                raise StartError(f"{self.path}: {split}", EXIT_USAGE)
 
 
 def _recovered_broker(
@@ -342,7 +354,8 @@ def _broker(
     """Return an empty broker; *can_evict*: whether bodies can be read back from *journal*."""
     bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict) if options.memory_limit else None
     facts = server_facts(clock(), codec.extensions())
-    broker = Broker(facts, journal, options.max_job_size, options.limits, bodies, ids)
+    tube_shards = TubeShards(ids.shards, options.pins)
+    broker = Broker(facts, journal, options.max_job_size, options.limits, bodies, ids, tube_shards)
     broker.random = random.random
     broker.keeps_pauses = not options.strict_protocol
     return broker

@@ -15,6 +15,7 @@ from typing import Final, Self
 
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.core.tube_shards import Pin
 from greenstalk_server.journal.shard_file import ShardIdentity
 from greenstalk_server.runtime.system import hide_secrets
 
@@ -39,6 +40,8 @@ class Placement:
     shard       the own shard, from 0.
     process     random id of this start of the process.
     base        ids below it belong to shard 0.
+    pins        pins of tubes to shards, as the parent has read them: a child may read a configuration file that was
+                changed since.
     secret      what the processes of one start of the parent know, in hexadecimal; it proves to a process that a
                 connection to its link socket comes from another one.
     directory   directory of the own journal; None: jobs are in memory only.
@@ -53,6 +56,7 @@ class Placement:
     shard: int
     process: str
     base: int
+    pins: tuple[Pin, ...]
     secret: str = field(repr=False)
     directory: str | None
     listeners: tuple[tuple[str, bool], ...]
@@ -73,6 +77,7 @@ class Placement:
         values = json.loads(text)
         values["listeners"] = tuple([(name, is_tls) for name, is_tls in values["listeners"]])
         values["links"] = tuple(values["links"])
+        values["pins"] = tuple([Pin(tuple(patterns), shard) for patterns, shard in values["pins"]])
         placement = cls(**values)
         os.set_inheritable(placement.link_fd, False)
         os.set_inheritable(placement.control_fd, False)
@@ -97,6 +102,7 @@ class Placement:
         return replace(
             options,
             data_dir=self.directory,
+            pins=self.pins,
             limits=replace(limits, **divided),
             memory_limit=self._part_of(options.memory_limit),
             web_port=options.web_port + self.shard if options.web_port else 0,

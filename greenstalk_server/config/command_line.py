@@ -22,6 +22,7 @@ from greenstalk_server.config.options import PROGRAM, Options, UsageError, secre
 from greenstalk_server.config.text import quote_value
 from greenstalk_server.config.validation import DATABASE_URL, problems, warnings
 from greenstalk_server.core.jobs.id_sequence import MAX_SHARDS
+from greenstalk_server.core.tube_shards import Pin
 
 CONFIG: Final = "config"
 JOURNAL: Final = "journal"
@@ -114,6 +115,7 @@ class JournalReshard:
 
     directory: str
     shards: int
+    pins: tuple[Pin, ...] = ()
 
 
 Answer: TypeAlias = Information | ShowVersion
@@ -215,10 +217,10 @@ def _parse_journal(argv: Sequence[str]) -> Command:
                 return JournalCheck(directory)
             case ["export", directory, *rest] if (export := _parse_export(directory, rest)) is not None:
                 return export
-            case ["reshard", directory, "--processes", count] if re.fullmatch("[1-9][0-9]{0,3}", count) and (
-                int(count) <= MAX_SHARDS
+            case ["reshard", directory, "--processes", count, *rest] if (
+                re.fullmatch("[1-9][0-9]{0,3}", count) and int(count) <= MAX_SHARDS and set(rest[::2]) <= {"--pin"}
             ):
-                return JournalReshard(directory, int(count))
+                return _parse_reshard(directory, int(count), rest)
             case ["import", directory]:
                 return JournalImport(directory, None)
             case ["import", directory, source] if source and not source.startswith("-"):
@@ -226,9 +228,16 @@ def _parse_journal(argv: Sequence[str]) -> Command:
     command = " ".join(map(quote_value, (JOURNAL, *arguments)))
     allowed = (
         f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [--keep N] [-q]`, `{JOURNAL} import DIR [FILE]`"
-        f" or `{JOURNAL} reshard DIR --processes N`, with N from 1 to {MAX_SHARDS}"
+        f" or `{JOURNAL} reshard DIR --processes N [--pin PATTERN=SHARD]`, with N from 1 to {MAX_SHARDS}"
     )
     raise UsageError(f"{command}: must be {allowed}")
+
+
+def _parse_reshard(directory: str, shards: int, options: Sequence[str]) -> JournalReshard:
+    """Parse the pins of `journal reshard`; raise UsageError."""
+    parsed = _parse_options(["--processes", str(shards), *options], {})
+    assert isinstance(parsed, Options)
+    return JournalReshard(directory, shards, parsed.pins)
 
 
 def _parse_export(directory: str, options: Sequence[str]) -> JournalExport | None:
@@ -254,7 +263,7 @@ Usage: {PROGRAM} [OPTIONS]
        {PROGRAM} journal export DIR|URL [-o FILE] [-q]
        {PROGRAM} journal export DIR|URL -o BACKUPS --keep N [-q]
        {PROGRAM} journal import DIR|URL [FILE]
-       {PROGRAM} journal reshard DIR --processes N
+       {PROGRAM} journal reshard DIR --processes N [--pin PATTERN=SHARD]
 
 A job queue that speaks the beanstalk protocol, as a replacement for beanstalkd: same port, same flags, same
 replies, and a dashboard in the same process.
@@ -277,7 +286,8 @@ the contents as JSON lines; -q reports damage only. Both change nothing; a serve
 database URL, as for --journal; GREENSTALK_JOURNAL_NAME names the journal in that database.
 
 `journal reshard` divides the jobs in the directory DIR among N processes (--processes), or brings them
-together for one. No server may run on DIR. An interrupted run leaves DIR as it was or complete.
+together for one. --pin is as for the server. No server may run on DIR. An interrupted run leaves
+DIR as it was or complete.
 """
 
 UNITS: Final = """\

@@ -28,6 +28,7 @@ from greenstalk_server.config.types import (
     NETWORKS,
     NEVER,
     PATH_PREFIX,
+    PINS,
     POLICIES,
     PORT,
     POSTGRESQL_URL,
@@ -176,6 +177,16 @@ DEFINITIONS: Final = (
         "processes",
         PROCESSES,
         "1",
+    ),
+    _option(
+        ("--pin",),
+        "with --processes: keep the tubes whose names match PATTERN, in which * matches any characters, on the process"
+        " SHARD, counted from 0; several patterns are separated by commas; may be repeated",
+        "pins",
+        PINS,
+        "",
+        variable="GREENSTALK_PINS",
+        is_cumulative=True,
     ),
     _option(
         ("--journal",),

@@ -20,6 +20,7 @@ from greenstalk_server.config.tables.targets import ENVIRONMENT
 from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.policies.policy import Policy
+from greenstalk_server.core.tube_shards import Pin
 from greenstalk_server.protocol.access import Rule
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
 
@@ -72,6 +73,7 @@ class Options:
     strict_protocol: bool
     extended_stats: bool
     processes: int
+    pins: tuple[Pin, ...]
     journal: str | None = field(repr=False)
     journal_name: str
     lease_ns: int

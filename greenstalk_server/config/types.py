@@ -19,6 +19,7 @@ from greenstalk_server.core.jobs.body_cache import LEAST_LIMIT
 from greenstalk_server.core.jobs.id_sequence import MAX_SHARDS
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, find_errors, parse_policy
+from greenstalk_server.core.tube_shards import Pin, parse_pins
 from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
 from greenstalk_server.protocol.access import read_rules
 
@@ -219,6 +220,10 @@ def _processes(text: str) -> int:
     return count
 
 
+def _pins(text: str) -> tuple[Pin, ...]:
+    return parse_pins(text) if text else ()
+
+
 def _addresses(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
@@ -391,6 +396,14 @@ NETWORKS: Final = Type(
     accepts_in_toml='an array of addresses and networks, such as ["10.0.0.0/8", "::1"]',
     to_json=lambda networks: [str(network) for network in networks],
     metavar="LIST",
+)
+PINS: Final = Type(
+    _pins,
+    "a comma-separated list of patterns of tube names, with =SHARD after the last one, as in mail.*,failed=1",
+    (str, list),
+    accepts_in_toml='patterns of tube names and their shard, as in "mail.*,failed=1", or an array of these',
+    to_json=lambda pins: [str(pin) for pin in pins],
+    metavar="PATTERN=SHARD",
 )
 RULES: Final = Type(
     _nothing(()),

@@ -11,6 +11,8 @@ from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.config.tables.addresses import is_loopback
 from greenstalk_server.config.text import quote_value, without_password
 from greenstalk_server.core.policies.policy import PolicySet
+from greenstalk_server.core.policies.policy_shards import find_split
+from greenstalk_server.core.tube_shards import TubeShards, find_pin_problem
 
 DATABASE_URL: Final = "DATABASE_URL"
 """The environment variable of --journal. Other programs use this variable too."""
@@ -52,7 +54,9 @@ def problems(options: Options) -> Iterator[UsageError]:
     for field, others in _NEEDED.items():
         if options.value_of(field) and not any(options.value_of(other) for other in others):
             yield UsageError(f"{options.label_of(field)}: must not be set without {options.label_of(others[0])}")
+    yield from _split_policies(options)
     for check in (
+        _refuse_unusable_pins,
         _refuse_unusable_processes,
         _refuse_open_dashboard,
         _refuse_bad_passwords,
@@ -112,6 +116,21 @@ def _refuse_unusable_processes(options: Options) -> None:
     if options.web_enabled and options.web_port and last > MAX_PORT:
         port = options.label_of("web_port")
         raise UsageError(f"{name}: each process has a dashboard, the last one on port {last}; lower {port}")
+
+
+def _refuse_unusable_pins(options: Options) -> None:
+    """Raise UsageError if a pin names a shard that does not exist, or two pins have the same pattern."""
+    if problem := find_pin_problem(options.pins, options.processes):
+        raise UsageError(f"{options.label_of('pins')} {problem}")
+
+
+def _split_policies(options: Options) -> Iterator[UsageError]:
+    """Yield an error for each policy that copies or moves jobs between shards."""
+    if not find_pin_problem(options.pins, options.processes):
+        tube_shards = TubeShards(options.processes, options.pins)
+        for policy in options.policies:
+            if (split := find_split(policy, tube_shards)) is not None:
+                yield UsageError(f"{options.label_of('policies')}: {split}")
 
 
 def _refuse_open_dashboard(options: Options) -> None:

@@ -38,6 +38,7 @@ from greenstalk_server.core.jobs.job_table import JobTable
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Limits, job_quotas
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import PolicySet
 from greenstalk_server.core.policies.policy_store import PolicyStore
 from greenstalk_server.core.policies.policy_sweep import PolicySweep
@@ -46,11 +47,11 @@ from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group, GroupCounts
 from greenstalk_server.core.tags.idempotency import RetainedKeys
 from greenstalk_server.core.timers import Dependents, Target, Timers
+from greenstalk_server.core.tube_shards import TubeShards
 from greenstalk_server.core.tubes.head_watch import HeadWatch
 from greenstalk_server.core.tubes.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.tubes.tube import Totals, Tube
 from greenstalk_server.core.tubes.tube_set import TubeSet
-from greenstalk_server.core.tubes.tube_shards import TubeShards
 
 DEFAULT_TUBE: Final = b"default"
 
@@ -169,7 +170,7 @@ class Broker:
         self.last_client: int = 0
         self.timers: Timers = Timers()
         self.dependents: Dependents = Dependents(self.arm)
-        self.policy_store: PolicyStore = PolicyStore()
+        self.policy_store: PolicyStore = PolicyStore(self.tube_shards)
         self.sweep: PolicySweep = PolicySweep()
         self.random: Callable[[], float] = _no_jitter
         self.default_tube: Tube = self.tube(DEFAULT_TUBE)
@@ -243,6 +244,17 @@ class Broker:
         if tube.paused_until:
             tube.pause = tube.paused_until = 0
             self.journal.pause(tube)
+
+    def is_elsewhere(self, tube: bytes) -> bool:
+        """Whether *tube* lives on another shard."""
+        return self.tube_shards.shards > 1 and self.tube_shards.shard_of(tube) != self.ids.shard
+
+    def refuse_elsewhere(self, tube: bytes) -> int:
+        """Return 0 unless *tube* lives on another shard; else count and return the Refusal."""
+        if not self.is_elsewhere(tube):
+            return 0
+        self.limit_counters.note(LIMIT_NAMES[Refusal.OTHER_SHARD], "", tube.decode())
+        return Refusal.OTHER_SHARD
 
     def group(self, scope: bytes, name: bytes) -> Group:
         """Return the group *name* of *scope*, created if it does not exist."""

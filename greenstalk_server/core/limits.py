@@ -30,6 +30,7 @@ LIMIT_DESCRIPTIONS: Final = {
     "tube_bytes": "puts refused: the maximum total size of the tube's job bodies was reached (--max-tube-bytes)",
     "tubes": "uses and watches refused: the maximum number of tubes was reached (--max-tubes)",
     "watched": "watches refused: the connection watched the maximum number of tubes (--max-watched; 512 with weights)",
+    "shards": "puts refused, or dead letters buried: their policy names a tube of another shard (--pin)",
     "rate": "times that a connection was throttled: it exceeded its commands per second (--max-rate)",
     "output": "times that reading from a connection was paused: too many replies waited for the disk (--max-output)",
     "listings": "commands list-tubes and list-tubes-watched refused, because too many long lists were being sent",
@@ -47,6 +48,7 @@ LIMIT_NAMES: Final = {
     Refusal.TUBE_BYTES: "tube_bytes",
     Refusal.TUBES: "tubes",
     Refusal.WATCHED: "watched",
+    Refusal.OTHER_SHARD: "shards",
 }
 """For each refusal by a limit, the name of the limit in LIMIT_DESCRIPTIONS. MEMORY and JOURNAL are not limits of
 `Limits`."""

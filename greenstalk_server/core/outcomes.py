@@ -33,6 +33,7 @@ class EditOutcome:
     RESERVED        a client holds the job, and the edit is not forced.
     NO_ROOM         the journal has no room for the new record, or its writes fail.
     BODY_ON_DISK    the body is not in memory, so the caller has to provide it.
+    OTHER_SHARD     the job cannot move to a tube of another shard.
     """
 
     DONE: Final = 0
@@ -40,13 +41,15 @@ class EditOutcome:
     RESERVED: Final = 2
     NO_ROOM: Final = 3
     BODY_ON_DISK: Final = 4
+    OTHER_SHARD: Final = 5
 
 
 class Refusal:
     """Reasons why the broker refuses a request. All are negative, so a result can be a count, an id, or a refusal.
 
     MEMORY means that no memory is left, JOURNAL that the journal has no space left or that its writes fail. TUBE_FULL
-    and TOO_BIG are limits of the tube's policy. The others are limits of the server (see
+    and TOO_BIG are limits of the tube's policy. OTHER_SHARD means that a job or its copy would have to be in a tube of
+    another shard. The others are limits of the server (see
     greenstalk_server.core.limits), but these refuse only an undo:
 
     ID_TAKEN    a job with the id of the deleted job exists.
@@ -71,3 +74,4 @@ class Refusal:
     DELETED: Final = -13
     RESERVED: Final = -14
     CHANGED: Final = -15
+    OTHER_SHARD: Final = -16

@@ -1,5 +1,7 @@
 """`greenstalk-server journal reshard DIR --processes N`: divide the jobs in a directory among N shards.
 
+Pins are those of the next start (see greenstalk_server.core.tube_shards).
+
 All jobs keep their ids and attributes. The ids of new jobs begin above all earlier ones: the `base` of the new shards
 is the highest next id. A tube and all that belongs to it (jobs, pause, unique keys) go to the shard of its name.
 The policies that were set at run time go to every shard.
@@ -18,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from greenstalk_server.core.jobs.job import Job
-from greenstalk_server.core.tags.idempotency import is_idempotency_scope
-from greenstalk_server.core.tubes.tube_shards import shard_of_tube
+from greenstalk_server.core.tags.idempotency import tube_of_scope
+from greenstalk_server.core.tube_shards import Pin, TubeShards
 from greenstalk_server.journal.archive import Key, Pause, Policy
 from greenstalk_server.journal.check import inspect
 from greenstalk_server.journal.files import Directory
@@ -40,17 +42,21 @@ from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, StartErr
 VERB: Final = "reshard"
 
 
-def reshard(directory: str, shards: int) -> int:
+def reshard(directory: str, shards: int, pins: Sequence[Pin] = ()) -> int:
     """Divide the jobs in *directory* among *shards* journals; return the exit code; raise StartError."""
+    tube_shards = TubeShards(shards, pins)
     try:
         with closing(DirectoryLock(directory)):
             finish_change(directory)
             former = read_shards(directory)
-            if (len(former) or 1) == shards:
+            is_done = (len(former) or 1) == shards
+            if not is_done or shards > 1:
+                content = _read(directory, [directory_of(directory, shard) for shard in range(len(former))])
+                is_done = is_done and not content.has_misplaced(tube_shards)
+            if is_done:
                 print(f"{directory}: is for {_processes(shards)} already", file=sys.stderr)
                 return EXIT_OK
-            content = _read(directory, [directory_of(directory, shard) for shard in range(len(former))])
-            change_layout(directory, lambda part: _write(part, directory, content, shards))
+            change_layout(directory, lambda part: _write(part, directory, content, tube_shards))
     except OSError as error:
         reason = f"journal {VERB}: {error.filename or directory}: {error.strerror}; nothing was changed"
         raise StartError(reason, EXIT_JOURNAL) from error
@@ -64,30 +70,39 @@ class _Content:
 
     sources     the directories of the journals, by shard.
     next_id     above all ids that were assigned.
+    places      the tubes of the jobs and the entries, each with the number of its source.
     """
 
     sources: list[str]
     next_id: int = 1
     jobs: list[Job] = field(default_factory=list)
     entries: list[Pause | Policy | Key] = field(default_factory=list)
+    places: set[tuple[bytes, int]] = field(default_factory=set)
+
+    def has_misplaced(self, tube_shards: TubeShards) -> bool:
+        """Whether a tube is not on its shard."""
+        return any(tube_shards.shard_of(tube) != shard for tube, shard in self.places)
 
 
 def _read(directory: str, shards: Sequence[str]) -> _Content:
     """Read the journals of *shards*, or that of *directory* if there are none; raise StartError if one is damaged."""
     content = _Content(list(shards) or [directory])
     policies: dict[str, bytes] = {}
-    for source in content.sources:
+    for shard, source in enumerate(content.sources):
         if shards:
             DirectoryLock(source).close()  # a child of a killed parent may still use it
         recovery = _recovery(source, is_shard=bool(shards))
         content.next_id = max(content.next_id, next_id_above(recovery))
         content.jobs += recovery.jobs.values()
+        content.places |= {(job.tube.name, shard) for job in recovery.jobs.values()}
         for entry in entries_of(recovery):
             if isinstance(entry, Policy) and policies.setdefault(entry.name, entry.document) is not entry.document:
                 if policies[entry.name] != entry.document:
                     print(f"{source}: its policy {entry.name} differs, and is dropped", file=sys.stderr)
                 continue
             content.entries.append(entry)
+            if not isinstance(entry, Policy):
+                content.places.add((tube_of_scope(entry.tube), shard))
     content.jobs.sort(key=lambda job: job.id)
     return content
 
@@ -103,9 +118,9 @@ def _recovery(source: str, *, is_shard: bool) -> Recovery:
     return report.recovery
 
 
-def _write(part: Path, directory: str, content: _Content, shards: int) -> None:
-    """Write the *content* of *directory* to *part*, for *shards* processes."""
-    former = read_shards(directory)
+def _write(part: Path, directory: str, content: _Content, tube_shards: TubeShards) -> None:
+    """Write the *content* of *directory* to *part*, a journal for each shard of *tube_shards*."""
+    former, shards = read_shards(directory), tube_shards.shards
     queue = former[0].queue if former else ""
     if shards == 1:
         targets = [part]
@@ -116,20 +131,15 @@ def _write(part: Path, directory: str, content: _Content, shards: int) -> None:
     jobs: list[list[Job]] = [[] for _ in targets]
     entries: list[list[Pause | Policy | Key]] = [[] for _ in targets]
     for job in content.jobs:
-        jobs[shard_of_tube(job.tube.name, shards)].append(job)
+        jobs[tube_shards.shard_of(job.tube.name)].append(job)
     for entry in content.entries:
         if isinstance(entry, Policy):
             for each in entries:
                 each.append(entry)
         else:
-            entries[shard_of_tube(_tube_of(entry), shards)].append(entry)
+            entries[tube_shards.shard_of(tube_of_scope(entry.tube))].append(entry)
     for shard, target in enumerate(targets):
         write_journal(Directory(str(target)), content.next_id, [*entries[shard], *jobs[shard]])
-
-
-def _tube_of(entry: Pause | Key) -> bytes:
-    """Return the name of the tube to which *entry* belongs."""
-    return entry.tube[:-1] if isinstance(entry, Key) and is_idempotency_scope(entry.tube) else entry.tube
 
 
 def _processes(count: int) -> str:

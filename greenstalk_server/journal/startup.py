@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.core.operations import policy_changes, restoring
+from greenstalk_server.core.policies.policy_shards import find_split
+from greenstalk_server.core.tags.idempotency import tube_of_scope
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
 from greenstalk_server.journal.files import Files
@@ -46,6 +49,7 @@ def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_s
         memory = broker.bodies.limit if broker.bodies is not None else None
         recovery = replay_all(files, Recovery(broker.tube, broker.jobs, memory=memory, ids=broker.ids))
         refuse_unfit(recovery, is_strict)
+        _refuse_misplaced(recovery, broker, now)
         source = _read_beanstalkd(files, is_strict)
         _tidy(files, recovery)
         recovery.settle(now)
@@ -70,6 +74,27 @@ def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
         raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_JOURNAL)
 
 
+def _refuse_misplaced(recovery: Recovery, broker: Broker, now: int) -> None:
+    """Raise StartError if tubes of other shards have jobs, a pause or keys here: the pins are not what they were."""
+    if broker.tube_shards.shards == 1:
+        return
+    jobs = Counter([job.tube.name for job in recovery.jobs.values()])
+    paused = [tube.name for tube in broker.tubes.values() if tube.paused_until > now]
+    kept = [tube_of_scope(scope) for (scope, _), (_, until) in recovery.keys.items() if until > now]
+    misplaced = [name for name in dict.fromkeys([*jobs, *paused, *kept]) if broker.is_elsewhere(name)]
+    if misplaced:
+        first, shards = misplaced[0], broker.tube_shards
+        pins = "".join([f" --pin {pin}" for pin in shards.pins])
+        has = f"{jobs[first]} jobs" if first in jobs else "a pause or unique keys"
+        raise StartError(
+            f"journal: shard {broker.ids.shard} has {has} of the tube {first.decode()}, which the hash and the pins"
+            f" (--pin) assign to shard {shards.shard_of(first)}; there are {len(misplaced)} such tubes here;"
+            f" start with the former pins, or convert the directory DIR of -b:"
+            f" greenstalk-server journal reshard DIR --processes {shards.shards}{pins}",
+            EXIT_JOURNAL,
+        )
+
+
 def resume_from(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int) -> None:
     """Settle *recovery*, which has filled the tables of *broker*, and begin *journal* after it."""
     for _ in resume_slices(recovery, broker, journal, now):
@@ -92,6 +117,9 @@ def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter) -> None:
         log.warning("journal: the policy %s has no effect: %s", name, reason)
     for name in broker.policy_store.overridden():
         log.warning(OVERRIDDEN, name)
+    for policy in broker.policy_store.runtime_policies.values():
+        if (split := find_split(policy, broker.tube_shards)) is not None:
+            log.warning("%s", split)
     journal.begin(
         recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.retained_keys.table, broker.bodies
     )

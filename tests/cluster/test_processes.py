@@ -250,7 +250,7 @@ def test_config_check_reports_the_layout_and_every_shard(tmp_path: Path) -> None
 def test_limits_of_the_server_are_divided() -> None:
     options = parse(["--max-jobs", "10", "--max-tube-jobs", "10", "--processes", "4", "--memory-limit", "1g"], {})
     assert isinstance(options, Options)
-    place = Placement("0" * 32, 4, 2, "", 0, "", None, (), 4, (), 5)
+    place = Placement("0" * 32, 4, 2, "", 0, (), "", None, (), 4, (), 5)
     share = place.share_of(options)
     assert (share.limits.jobs, share.limits.tube_jobs, share.limits.tubes) == (3, 10, 0)
     assert (share.memory_limit, share.web_port) == (2**28, 8082)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.core.tubes.tube_shards import shard_of_tube
+from greenstalk_server.core.tube_shards import parse_pins, shard_of_tube
 from greenstalk_server.journal.archive import Writer
 from greenstalk_server.journal.check import inspect
 from greenstalk_server.journal.layout import directory_of, finish_change, read_shards
 from greenstalk_server.journal.reshard import reshard
 from greenstalk_server.journal.transfer import entries_of, next_id_above
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.support.daemon import Daemon, run_here
+from tests.support.daemon import Daemon, run, run_here
 from tests.support.wire import Connection
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web", "--log-level", "error")
@@ -162,6 +162,43 @@ def test_crash_at_any_moment_leaves_one_of_the_layouts(source: Path, tmp_path: P
         assert content(directory)["lines"] == expected
         shutil.rmtree(directory)
     assert min(counts.values()) > 3
+
+
+def test_pins_decide_where_tubes_go(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "data"
+    shutil.copytree(source, directory)
+    before = content(directory)
+    pins = parse_pins("tube-*=2,tube-3,missing=0")
+    for _ in range(2):  # the second has nothing to do
+        assert reshard(str(directory), 3, pins) == 0
+        tubes = [names_in(Path(directory_of(str(directory), shard))) for shard in range(3)]
+        assert tubes == [{b"tube-3"}, set(), {b"tube-%d" % number for number in (0, 1, 2, 4, 5)}]
+    assert capsys.readouterr().err.endswith(f"{directory}: is for 3 processes already\n")
+    assert reshard(str(directory), 3) == 0  # the same number, without the pins
+    assert content(directory)["lines"] == before["lines"]
+
+
+def names_in(directory: Path) -> set[bytes]:
+    """Return the names of the tubes that have jobs in *directory*."""
+    return {job.tube.name for job in inspect(str(directory), NOW).recovery.jobs.values()}
+
+
+def test_start_with_other_pins_is_refused_until_the_jobs_are_moved(source: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    shutil.copytree(source, directory)
+    reshard(str(directory), 2)
+    options = ("--processes", "2", "-b", str(directory), *QUIET, "--pin", "tube-*=1", "--pin", "default=0")
+    refused = run(*options)
+    assert refused.returncode == 10
+    assert "shard 0 has 4 jobs of the tube tube-" in refused.stderr
+    convert = "greenstalk-server journal reshard DIR --processes 2 --pin tube-*=1 --pin default=0"
+    assert convert in refused.stderr
+    assert run_here(*convert.replace("DIR", str(directory)).split()[1:]).returncode == 0
+    with Daemon(*options) as server:
+        ids = [
+            int(server.ask(b"put-in-tube %b 0 0 60 1\r\nx\r\n" % tube).split()[1]) for tube in (b"tube-7", b"default")
+        ]
+        assert ids[0] % 2 != ids[1] % 2
 
 
 def test_missing_shard_is_not_replaced_by_an_empty_one(source: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.config.show import as_json, as_table
 from greenstalk_server.config.text import without_password
 from greenstalk_server.config.validation import TOKENS
+from greenstalk_server.core.tube_shards import Pin
 
 GIB = 2**30
 
@@ -85,6 +86,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "session_lifetime_ns": ("3600", 3600 * 10**9),
     "oidc_issuer": ("https://login.example.com", "https://login.example.com"),
     "oidc_scopes": ("openid groups", "openid groups"),
+    "pins": ("mail.*,failed=0", (Pin(("mail.*", "failed"), 0),)),
 }
 """By field: a value as text, and the value of the field. Other fields accept any number, or any text."""
 
@@ -599,7 +601,7 @@ def test_unknown_verb_of_journal_is_refused(argv: list[str]) -> None:
     error = refusal("journal", *argv)
     assert str(error).endswith(
         ": must be `journal check DIR`, `journal export DIR [-o FILE] [--keep N] [-q]`, `journal import DIR [FILE]`"
-        " or `journal reshard DIR --processes N`, with N from 1 to 1024"
+        " or `journal reshard DIR --processes N [--pin PATTERN=SHARD]`, with N from 1 to 1024"
     )
     assert error.exit_code == 5
 
@@ -613,7 +615,7 @@ def test_handover_needs_a_journal() -> None:
 
 
 def test_bad_option_of_config_is_refused() -> None:
-    assert str(refusal("config", "--jsn")) == "unknown flag --jsn: greenstalk-server -h lists the flags"
+    assert str(refusal("config", "--zzz")) == "unknown flag --zzz: greenstalk-server -h lists the flags"
 
 
 # Units
@@ -691,3 +693,32 @@ def test_values_shown_by_config_can_be_read_back(tmp_path: Path) -> None:
     again = options("--config", str(path))
     fields = ("journal_file_size", "sync_interval_ns", "lease_ns", "limits.idle_timeout", "memory_limit")
     assert [again.value_of(field) for field in fields] == [original.value_of(field) for field in fields]
+
+
+def test_pins_of_all_flags_are_used() -> None:
+    found = options("--processes", "3", "--pin", "mail.*,failed=1", "--pin=news=2")
+    assert [str(pin) for pin in found.pins] == ["mail.*,failed=1", "news=2"]
+    assert options("--processes", "3", GREENSTALK_PINS="mail.*,failed=1,news=2").pins == found.pins
+    assert json.loads(as_json(found))["settings"]["pins"]["value"] == ["mail.*,failed=1", "news=2"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--pin", "a=1"], "--pin a=1: there is no shard 1: the shards are 0 to 0"),
+        (["--processes", "2", "--pin", "a,b=1", "--pin", "b=0"], "--pin b=0: the pattern b is there twice"),
+        (["--pin", "a"], "--pin a: must be a comma-separated list of patterns"),
+    ],
+)
+def test_bad_pin_is_refused(argv: list[str], message: str) -> None:
+    assert str(refusal(*argv)).startswith(message)
+
+
+def test_policy_of_the_file_across_shards_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "greenstalk.toml"
+    file.write_text('processes = 2\n[policies.mail]\ntubes = ["mail"]\ndead_letter = "mail.failed"\n')
+    error = str(refusal("--config", str(file)))
+    assert "policies: policy mail: dead_letter mail.failed: mail.failed is on shard" in error
+    assert "start with --pin mail,mail.failed=" in error
+    assert options("--config", str(file), "--pin", "mail,mail.failed=1").policies
+    assert options("--config", str(file), "--processes", "1").policies

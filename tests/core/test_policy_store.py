@@ -12,6 +12,7 @@ from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.operations import policy_changes
 from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, PolicyError, parse_policy
 from greenstalk_server.core.policies.policy_store import PolicyStore
+from greenstalk_server.core.tube_shards import TubeShards
 from tests.support.world import World
 
 NOW = 1_800_000_000_000_000_000
@@ -124,7 +125,7 @@ def test_documents_of_the_journal_are_taken_over(broker: Broker) -> None:
 
 
 def test_no_policy_is_added_at_run_time_to_ten_thousand() -> None:
-    store = PolicyStore()
+    store = PolicyStore(TubeShards())
     store.replace_file_policies([policy("file", "a")])
     for number in range(MAX_POLICIES - 1):
         store.set(policy(f"p{number}", "a"))

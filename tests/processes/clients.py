@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-from greenstalk_server.core.tubes.tube_shards import shard_of_tube
+from greenstalk_server.core.tube_shards import shard_of_tube
 from tests.support.history import DELETE, HANG_UP, KICK, PUT, RELEASE, RESERVE, TOUCH, History, Step
 from tests.support.load import MAX_LIVE, PAUSE, TTR, Connection, Gone
 

@@ -9,8 +9,8 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.operations import connecting
+from greenstalk_server.core.tube_shards import shard_of_tube
 from greenstalk_server.core.tubes.head_watch import Head
-from greenstalk_server.core.tubes.tube_shards import shard_of_tube
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.session import Session
 from tests.support.world import make_broker

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from greenstalk_server.core.tubes.tube_shards import Pin, TubeShards
+import pytest
+
+from greenstalk_server.core.tube_shards import Pin, TubeShards, parse_pins
 from tests.support.shards import SHARDS, Front, Shards, tube_on
 
 ONE, SAME_SHARD = tube_on(0, 0), tube_on(0, 1)
@@ -93,3 +95,26 @@ def test_scopes_are_never_confused_with_names() -> None:
     shards = TubeShards(SHARDS, [PIN, Pin(("x",), 0)])
     scopes = [shards.scope_of(name) for name in (b"a", b"a.b", b"work.a", b"failed", b"x")]
     assert scopes == [b"a:", b"a.b:", b"*0:", b"*0:", b"*1:"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pins"),
+    [
+        ("a=0", [(("a",), 0)]),
+        ("mail.*,failed=1,news=2", [(("mail.*", "failed"), 1), (("news",), 2)]),
+        (" a , b = 0 ", None),
+        ("a", None),
+        ("a=1,b", None),
+        ("=1", None),
+        ("a b=1", None),
+        ("a=-1", None),
+        ("a=1024", None),
+    ],
+)
+def test_pins_are_patterns_with_a_shard(text: str, pins: list[Pin] | None) -> None:
+    if pins is None:
+        with pytest.raises(ValueError):  # noqa: PT011  the type of the option has the message
+            parse_pins(text)
+    else:
+        assert list(parse_pins(text)) == pins
+        assert ",".join(map(str, parse_pins(text))) == text

@@ -18,8 +18,8 @@ from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.operations import connecting, ticking
 from greenstalk_server.core.transitions.dependents import wake_dependents
+from greenstalk_server.core.tube_shards import Pin, TubeShards, shard_of_tube
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
-from greenstalk_server.core.tubes.tube_shards import Pin, TubeShards, shard_of_tube
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.protocol.front_session import FrontSession

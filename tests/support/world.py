@@ -32,9 +32,9 @@ from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.transitions.dependents import wake_dependents
+from greenstalk_server.core.tube_shards import TubeShards
 from greenstalk_server.core.tubes.head_watch import Head, head_of
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.core.tubes.tube_shards import TubeShards
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 from greenstalk_server.protocol.tag_syntax import parse_tags
 from tests.support import invariants

@@ -45,6 +45,8 @@ def edit_job(
         body = old.body
     if body is None:
         return EditOutcome.BODY_ON_DISK
+    if tube is not None and broker.refuse_elsewhere(tube):
+        return EditOutcome.OTHER_SHARD
     target = old.tube if tube is None else broker.tube(tube)
     new = old.copy_with(target, body)
     new.pri = old.pri if pri is None else pri

@@ -84,6 +84,9 @@ def put_into(
 
     If the idempotency key of *tags* is taken, return the id of the job that has the key.
     """
+    refusal = broker.refuse_elsewhere(name)
+    if refusal:
+        return refusal
     client, id = Client(broker.default_tube, ignore_call), broker.allocate_id()
     if tags is None:
         return put_in_tube(broker, client, name, id, pri, delay, ttr, body, now)

@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 
 from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, PolicyError, PolicySet, parse_policy
+from greenstalk_server.core.policies.policy_shards import find_split
+from greenstalk_server.core.tube_shards import TubeShards
 
 
 class PolicyStore:
@@ -21,7 +23,8 @@ class PolicyStore:
                         kept until they are replaced or removed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tube_shards: TubeShards) -> None:
+        self._tube_shards: TubeShards = tube_shards
         self.file_policies: dict[str, Policy] = {}
         self.runtime_policies: dict[str, Policy] = {}
         self.documents: dict[str, bytes] = {}
@@ -51,6 +54,8 @@ class PolicyStore:
             raise PolicyError(policy.name, "is set in the configuration file; change it there, then send SIGHUP")
         if policy.name not in self.documents and len(self.file_policies) + len(self.documents) >= MAX_POLICIES:
             raise PolicyError(policy.name, f"there are {MAX_POLICIES} policies already; remove one first")
+        if (split := find_split(policy, self._tube_shards)) is not None:
+            raise split
 
     def set(self, policy: Policy) -> bytes:
         """Add or replace a policy at run time; return its document. Raise PolicyError as `check` does."""

@@ -1,6 +1,6 @@
 """Concurrency keys: limits on how many jobs with the same key are reserved at a time, over all tubes of a scope.
 
-A queue of one shard has one scope (see greenstalk_server.core.tubes.tube_shards).
+A queue of one shard has one scope (see greenstalk_server.core.tube_shards).
 
 For each tube and key, at most one ready job is runnable: the best one, called the *front*. A job becomes the front only
 while the key has a free slot. All other ready jobs with the key are *withheld*: a reserve does not examine them. A

@@ -1,6 +1,6 @@
 """Groups of jobs, and the jobs that wait until a group is empty.
 
-In a queue of several shards a group counts within one scope (see greenstalk_server.core.tubes.tube_shards). The groups
+In a queue of several shards a group counts within one scope (see greenstalk_server.core.tube_shards). The groups
 of one name in different scopes have nothing in common, except that they share their counts by state, for statistics.
 Pure.
 """

@@ -138,6 +138,11 @@ def scope_of(tube: bytes) -> bytes:
     return tube + b":"
 
 
+def tube_of_scope(scope: bytes) -> bytes:
+    """Return the name of the tube whose keys have *scope*, which may be of either kind (see RetainedKeys)."""
+    return scope.removesuffix(b":")
+
+
 def is_idempotency_scope(scope: bytes) -> bool:
     """Whether *scope* is a scope of idempotency keys rather than the name of a tube."""
     return scope.endswith(b":")

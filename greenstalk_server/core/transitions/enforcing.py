@@ -74,6 +74,9 @@ def _plan_copy(broker: Broker, job: Job, name: bytes, group: list[Job], now: int
 
     Return 0, or why the copy is refused; the caller then drops the tubes of *group* that are not needed.
     """
+    refusal = broker.refuse_elsewhere(name)
+    if refusal:
+        return refusal
     if broker.quotas is not None:
         refusal = 0 if name in broker.tubes else broker.quotas.refuse_tube(len(broker.tubes))
         if refusal:
@@ -238,7 +241,10 @@ def _move_dead(broker: Broker, job: Job, name: bytes, reason: int, now: int) -> 
 
 def refuse_move(broker: Broker, name: bytes, jobs: int, bytes: int) -> int:
     """Return why *jobs* jobs of *bytes* in total may not move to the tube *name*, or 0."""
-    target, refusal = broker.tubes.get(name), 0
+    refusal = broker.refuse_elsewhere(name)
+    if refusal:
+        return refusal
+    target = broker.tubes.get(name)
     if target is None:
         target = Tube(name, broker.jobs, broker.totals)  # stands for the tube that the move would create
         target.policy_state = broker.new_policy_state(target)

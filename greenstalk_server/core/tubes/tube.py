@@ -60,7 +60,7 @@ class Tube:
                     its rate allows, or NEVER while the maximum of its jobs is reserved.
     idempotency     idempotency keys of its jobs; None until a job has one.
     scope           prefix of the groups and concurrency keys of its jobs in the tables of the broker (see
-                    greenstalk_server.core.tubes.tube_shards); empty in a queue of one shard.
+                    greenstalk_server.core.tube_shards); empty in a queue of one shard.
     policy_counts   counts of policy actions on its jobs; None if there were none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
     head_watch      notes when the first ready job may have changed; None unless another process subscribes to it.

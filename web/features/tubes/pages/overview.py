@@ -62,6 +62,7 @@ LIMIT_LABELS: Final = {
     "tube_bytes": "Byte limit per tube",
     "tubes": "Tube limit",
     "watched": "Watched tubes per client",
+    "shards": "Tubes on other shards",
     "rate": "Rate limited",
     "output": "Unsynced output limit",
     "listings": "Concurrent list limit",

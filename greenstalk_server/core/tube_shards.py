@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from greenstalk_server.core.tube_names import PatternIndex
+from greenstalk_server.core.jobs.id_sequence import MAX_SHARDS
+from greenstalk_server.core.tube_names import PatternIndex, is_tube_pattern
+from greenstalk_server.core.units import parse_number
 
-MAX_PINS: Final = 1000
+MAX_PIN_PATTERNS: Final = 1000
 """Maximum patterns of all pins."""
 
 
@@ -69,8 +71,8 @@ class TubeShards:
             return ""
         one, two = tube.decode(), other.decode()
         return (
-            f"the tube {two} is on shard {there}, but {one} is on shard {here};"
-            f" to have both on one shard, start with --pin {one},{two}={here}"
+            f"{two} is on shard {there}, and {one} on shard {here}; to have both on one shard,"
+            f" start with --pin {one},{two}={here}"
         )
 
     def _find(self, tube: bytes) -> int:
@@ -79,6 +81,36 @@ class TubeShards:
             return -1
         found = self._index.find(tube)
         return self._winners[min(found)] if found else -1
+
+
+def parse_pins(text: str) -> tuple[Pin, ...]:
+    """Return the pins in *text*, such as `mail.*,failed=1,news=2`: patterns before each shard; raise ValueError."""
+    pins: list[Pin] = []
+    patterns: list[str] = []
+    for part in text.split(","):
+        pattern, equals, shard = part.strip().partition("=")
+        if not is_tube_pattern(pattern):
+            raise ValueError(pattern)
+        patterns.append(pattern)
+        if equals:
+            pins.append(Pin(tuple(patterns), parse_number(shard, maximum=MAX_SHARDS - 1)))
+            patterns = []
+    if patterns:
+        raise ValueError("no shard after the last pattern")
+    return tuple(pins)
+
+
+def find_pin_problem(pins: Sequence[Pin], shards: int) -> str:
+    """Return why a queue of *shards* shards cannot have *pins*; "" if it can."""
+    seen: set[str] = set()
+    for pin in pins:
+        if pin.shard >= shards:
+            return f"{pin}: there is no shard {pin.shard}: the shards are 0 to {shards - 1}"
+        for pattern in pin.patterns:
+            if pattern in seen:
+                return f"{pin}: the pattern {pattern} is there twice"
+            seen.add(pattern)
+    return f"there are more than {MAX_PIN_PATTERNS} patterns" if len(seen) > MAX_PIN_PATTERNS else ""
 
 
 def shard_of_tube(name: bytes, shards: int) -> int:
