@@ -44,6 +44,9 @@ RECEIVE_SIZE: Final = 2**18
 MAX_UNSENT: Final = 2**20
 """Bytes waiting for the socket above which no ServedClient is served, and no call is sent."""
 
+MAX_QUEUED: Final = 2**24
+"""Bytes waiting for the socket above which the link is closed. Only channels that open and close do not wait."""
+
 MAX_OVERHEAD: Final = 2**20
 """Bytes of a call beside the body of a job."""
 
@@ -288,6 +291,7 @@ class Link(Handler):
     peer    id of the other process.
     shard   the shard that the other process leads, by its own account; NO_SHARD if it leads none.
     host    this process.
+    silence number of `ping` since the peer was last heard.
     lost    set when the link is lost.
     calls   the calls of both processes.
     """
@@ -296,6 +300,7 @@ class Link(Handler):
         self.host: Host = host
         self.peer: str = peer
         self.shard: int = shard
+        self.silence: int = 0
         self.lost: Event = Event()
         self.is_lost: bool = False
         self.calls: LinkCalls = LinkCalls(self, host.handlers, host.broker.max_job_size + MAX_OVERHEAD)
@@ -314,6 +319,7 @@ class Link(Handler):
         self._stalled: dict[ServedClient | LinkCalls, None] = {}
         self._settling: dict[ServedClient, None] = {}
         self._published: dict[bytes, Head] = {}
+        self._unpublished: dict[bytes, Head] = {}  # heads that wait until the socket accepts more
         self._watcher: Any = None
 
     @property
@@ -365,8 +371,12 @@ class Link(Handler):
         self._write(frame(frames.CLOSED, number))
 
     def publish(self, tube: bytes, head: Head) -> None:
-        """Publish the *head* of *tube*, if it differs from the last one."""
+        """Publish the *head* of *tube*, if it differs from the last one, once there is room for it."""
+        self._unpublished.pop(tube, None)
         if self._published.get(tube, NO_HEAD) == head:
+            return
+        if self._queued > MAX_UNSENT:
+            self._unpublished[tube] = head
             return
         if head == NO_HEAD:
             del self._published[tube]
@@ -381,6 +391,11 @@ class Link(Handler):
             self._granted += self._taken
             self._write(frame(frames.WINDOW_GRANT, self._taken))
             self._taken = 0
+
+    def ping(self) -> None:
+        """Let the peer hear from this process."""
+        self.silence += 1
+        self._write(frame(frames.PING, 0))
 
     def announce(self, shard: int) -> None:
         """Tell the peer that this process leads *shard* from now on."""
@@ -411,6 +426,9 @@ class Link(Handler):
         while self._settling:
             client, _ = self._settling.popitem()
             client.settle()
+        if self._queued > MAX_QUEUED and not self.is_lost:
+            log.error("link to %s: more than %d bytes wait for the peer; the link is closed", self.label, MAX_QUEUED)
+            self.host.drop(self)
         if self._watcher is not None or self.is_lost or not self._out:
             return
         data, self._out = b"".join([self._unsent, *self._out]), []
@@ -426,7 +444,7 @@ class Link(Handler):
         if self._unsent:
             self._watcher = get_hub().loop.io(self._sock.fileno(), WRITE)
             self._watcher.start(self._flush_rest)
-        elif self._stalled:
+        elif self._stalled or self._unpublished:
             self._continue_stalled()
 
     def _flush_rest(self) -> None:
@@ -437,6 +455,9 @@ class Link(Handler):
         self.flush()
 
     def _continue_stalled(self) -> None:
+        heads, self._unpublished = self._unpublished, {}
+        for tube, head in heads.items():
+            self.publish(tube, head)
         stalled, self._stalled = self._stalled, {}
         for client in stalled:
             client.pump()
@@ -452,6 +473,7 @@ class Link(Handler):
             return None
         except OSError:
             return b""
+        self.silence = 0
         self.host.poller.arm(self._sock.fileno())
         if len(data) == RECEIVE_SIZE:
             self.note_unread()
@@ -519,14 +541,19 @@ class Link(Handler):
             self._wires.pop(channel, None)
         elif kind == frames.HEAD:
             self._note_head(payload)
-        elif kind == frames.WINDOW_GRANT:
-            self._use_grant(channel)
         elif kind in (frames.CALL, frames.ANSWER):
             self.calls.receive_frame(kind, channel, payload)
-        elif kind == frames.LEAD:
-            self.shard = channel
-            self.host.note_lead(self)
         else:
+            self._handle_control(kind, channel)
+
+    def _handle_control(self, kind: int, number: int) -> None:
+        """Handle a frame about the link itself; raise LinkError if the peer may not send it."""
+        if kind == frames.WINDOW_GRANT:
+            self._use_grant(number)
+        elif kind == frames.LEAD:
+            self.shard = number
+            self.host.note_lead(self)
+        elif kind != frames.PING:
             raise LinkError(f"unexpected frame of kind {kind}")
 
     def _pass_reply(self, channel: int, data: bytes | None) -> None:

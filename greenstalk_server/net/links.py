@@ -64,6 +64,13 @@ OUTAGE_WAIT: Final = 30.0
 CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks for commands that have waited for OUTAGE_WAIT."""
 
+PING_INTERVAL: Final = 2.0
+"""Seconds between two pings on each link."""
+
+MAX_SILENCE: Final = 5
+"""Pings without any byte of the peer, after which the link is lost: 10 s. Time that this process was stopped, and could
+not hear the peer, does not count."""
+
 BATCH: Final = 32
 """Channels of a lost link that are ended, or of a new one that are opened, before the loop serves others: about a
 millisecond."""
@@ -117,6 +124,7 @@ class Links:
         self._services: list[Service] = [
             *[Service("links", partial(self._accept_forever, listener)) for listener in listeners],
             Service("links", self._follow_membership),
+            Service("links", self._ping_forever),
             Service("link-outages", self._end_outages),
         ]
 
@@ -294,6 +302,17 @@ class Links:
                         del wires[wire]
                     elif wire.session.needs(shard):
                         wire.session.client.hang_up()
+
+    def _ping_forever(self) -> None:
+        """Ping the other processes, and drop the links to those that are silent. Switches."""
+        while True:
+            gevent.sleep(PING_INTERVAL)
+            for link in list(self._links.values()):
+                if link.silence < MAX_SILENCE:
+                    link.ping()
+                else:
+                    log.warning("%s has sent nothing for %g s", link.label, MAX_SILENCE * PING_INTERVAL)
+                    self.drop(link)
 
     # Links
 

@@ -36,10 +36,11 @@ WINDOW_GRANT: Final = 9
 CALL: Final = 10
 ANSWER: Final = 11
 LEAD: Final = 12
+PING: Final = 13
 """Kinds. HELLO and AUTH are the handshake. A front sends OPEN, DATA and CLOSE; an owner REPLY, CLOSED and HEAD.
-A process sends LEAD when it begins to lead a shard."""
+A process sends LEAD when it begins to lead a shard, and PING so that the peer hears from it."""
 
-KINDS: Final = range(HELLO, LEAD + 1)
+KINDS: Final = range(HELLO, PING + 1)
 
 
 class LinkError(Exception):

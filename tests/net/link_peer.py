@@ -82,6 +82,7 @@ class Process:
         """Link to this process as the process *name*, whose id is smaller."""
         peer = self.peer(process=name, shard=shard)
         peer.link()
+        wait_until(lambda: name in self.links._links)
         return peer
 
     def accepted(self, listener: socket.socket, name: str = "z1") -> Peer:
