@@ -29,7 +29,7 @@ from greenstalk_server.journal.lock import LOCK_NAME, directory_error, holder_of
 from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, OtherVersion, decode_segment_header
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, try_listening
-from greenstalk_server.net.tls import load_certificate, load_client_ca
+from greenstalk_server.net.tls import load_authority, load_certificate
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, EXIT_USAGE, StartError
 from greenstalk_server.runtime.process import acting_as, require_readable_code
 
@@ -150,7 +150,7 @@ def _findings(options: Options, environ: Mapping[str, str]) -> Iterator[StartErr
     if options.tls_cert is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         yield from _attempt(load_certificate, context, options)
-        yield from _attempt(load_client_ca, context, options)
+        yield from _attempt(load_authority, context, options)
     yield from _socket_findings(options, environ)
     yield from _journal_findings(options)
 

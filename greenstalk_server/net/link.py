@@ -305,6 +305,8 @@ class Link(Handler):
         self.is_lost: bool = False
         self.calls: LinkCalls = LinkCalls(self, host.handlers, host.broker.max_job_size + MAX_OVERHEAD)
         self._sock: socket.socket = sock
+        self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
+        self._has_hung_up: bool = False  # the kernel has announced the end of the stream
         self._reader: FrameReader = FrameReader()
         self._wires: dict[int, Wire] = {}
         self._clients: dict[int, ServedClient] = {}
@@ -467,15 +469,20 @@ class Link(Handler):
 
     def receive(self) -> bytes | None:
         """Return the bytes that have arrived, b"" at the end of the stream, or None if there are none."""
+        data: bytes | None = None
         try:
             data = self._sock.recv(RECEIVE_SIZE)
         except BlockingIOError:
-            return None
+            pass
         except OSError:
             return b""
-        self.silence = 0
-        self.host.poller.arm(self._sock.fileno())
-        if len(data) == RECEIVE_SIZE:
+        if data != b"":
+            self.host.poller.arm(self._sock.fileno())
+        if data:
+            self.silence = 0
+            if len(data) == RECEIVE_SIZE or self._has_hung_up:
+                self.note_unread()
+        if self._has_unread is not None and self._has_unread():
             self.note_unread()
         return data
 
@@ -511,7 +518,8 @@ class Link(Handler):
         self.host.poller.queue(self)
 
     def note_hang_up(self) -> None:
-        """Have the poller call `resume`, which meets the end of the stream."""
+        """Have the poller call `resume` until it meets the end of the stream."""
+        self._has_hung_up = True
         self.host.poller.queue(self)
 
     def fail(self, error: Exception) -> None:

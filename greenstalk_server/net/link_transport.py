@@ -1,6 +1,6 @@
 """The sockets of links: connect to the address of another process, and check who may link to this one.
 
-A Unix socket needs no authority: its peer runs as the same user, or as root. TCP without TLS is for loopback addresses.
+A Unix socket needs no TLS: its peer runs as the same user, or as root. TCP without TLS is for loopback addresses.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from gevent import socket as gsocket
 
 from greenstalk_server.config.tables.addresses import is_loopback
 from greenstalk_server.net.listeners import UNIX_PREFIX
+from greenstalk_server.net.tls import Certificates, shake_hands
 from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.runtime.system import peer_user
 
 
-def connect(address: str) -> socket.socket:
-    """Return a non-blocking socket that is connected to *address*; raise OSError, or LinkError. Switches."""
+def connect(address: str, certificates: Certificates | None) -> socket.socket:
+    """Return a non-blocking socket that is connected to *address*; raise OSError, or LinkError. Switches.
+
+    *certificates* are for TCP; None: without TLS.
+    """
     if address.startswith(UNIX_PREFIX):
         connecting = gsocket.socket(socket.AF_UNIX)
         try:
@@ -29,11 +33,10 @@ def connect(address: str) -> socket.socket:
         connecting = gsocket.create_connection(_host_and_port(address))
     sock = plain(connecting)
     try:
-        check_peer(sock)
+        return secure(sock, certificates, is_client=True)
     except BaseException:
         sock.close()
         raise
-    return sock
 
 
 def plain(sock: gsocket.socket) -> socket.socket:
@@ -45,14 +48,20 @@ def plain(sock: gsocket.socket) -> socket.socket:
     return found
 
 
-def check_peer(sock: socket.socket) -> None:
-    """Raise LinkError unless the peer of *sock* may be linked to without TLS."""
+def secure(sock: socket.socket, certificates: Certificates | None, is_client: bool) -> socket.socket:
+    """Return *sock*, with TLS if it needs that. Raise OSError, or LinkError if the peer may not be linked to.
+
+    Switches.
+    """
     if sock.family == socket.AF_UNIX:
         user = peer_user(sock)
         if user not in (os.geteuid(), 0):
             raise LinkError(f"the peer runs as user {user}, this process as user {os.geteuid()}")
+    elif certificates is not None:
+        return shake_hands(certificates, sock, is_client)
     elif not (is_loopback(sock.getsockname()[0]) and is_loopback(sock.getpeername()[0])):
-        raise LinkError("a link between machines needs TLS")
+        raise LinkError("a link between machines needs TLS: set --link-cert and --link-ca")
+    return sock
 
 
 def origin(address: object) -> str:

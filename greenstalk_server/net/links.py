@@ -39,6 +39,7 @@ from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, CallHandle
 from greenstalk_server.net.link_handshake import Identity, connects, shake_hands
 from greenstalk_server.net.membership import Membership
 from greenstalk_server.net.poller import Poller
+from greenstalk_server.net.tls import Certificates, reason_of
 from greenstalk_server.protocol.access import Rule, grants
 from greenstalk_server.protocol.front_channel import NO_SHARD
 from greenstalk_server.protocol.front_session import FrontSession
@@ -71,6 +72,9 @@ MAX_SILENCE: Final = 5
 """Pings without any byte of the peer, after which the link is lost: 10 s. Time that this process was stopped, and could
 not hear the peer, does not count."""
 
+MAX_REFUSALS: Final = 10
+"""Refused links that are logged per PING_INTERVAL; anyone who reaches the port can be refused often."""
+
 BATCH: Final = 32
 """Channels of a lost link that are ended, or of a new one that are opened, before the loop serves others: about a
 millisecond."""
@@ -94,8 +98,12 @@ class Links:
         committer: Committer | None,
         rules: Sequence[Rule],
         shard: int = NO_SHARD,
+        certificates: Certificates | None = None,
     ) -> None:
-        """*listeners* accept the links of other processes; this process leads *shard*, whose jobs *broker* has."""
+        """*listeners* accept the links of other processes; this process leads *shard*, whose jobs *broker* has.
+
+        *certificates* are for links over TCP; None: without TLS, which is for loopback addresses alone.
+        """
         self.own: int = shard
         self.ids: IdSequence = identity.ids
         self.heads: dict[bytes, Head] = {}
@@ -107,6 +115,7 @@ class Links:
         self._identity: Identity = identity
         self._membership: Membership = membership
         self._rules: Sequence[Rule] = rules
+        self._certificates: Certificates | None = certificates
         self._links: dict[str, Link] = {}  # by the id of the other process
         self._loopback: Link | None = None  # the end of the owner
         self._owners: dict[int, str] = {}  # the last owner of each shard
@@ -120,6 +129,7 @@ class Links:
         self._is_flush_due: bool = False
         self._is_stopping: bool = False
         self._changed: Event = Event()
+        self._refusals: int = 0
         self._handshakes: BoundedSemaphore = BoundedSemaphore(MAX_HANDSHAKES)
         self._services: list[Service] = [
             *[Service("links", partial(self._accept_forever, listener)) for listener in listeners],
@@ -307,6 +317,9 @@ class Links:
         """Ping the other processes, and drop the links to those that are silent. Switches."""
         while True:
             gevent.sleep(PING_INTERVAL)
+            if self._refusals > MAX_REFUSALS:
+                log.warning("refused %d more links", self._refusals - MAX_REFUSALS)
+            self._refusals = 0
             for link in list(self._links.values()):
                 if link.silence < MAX_SILENCE:
                     link.ping()
@@ -398,7 +411,7 @@ class Links:
                 is_failing = False
             except (OSError, LinkError) as error:
                 if not is_failing:
-                    log.warning("cannot link to process %s: %s; trying again", process, error)
+                    log.warning("cannot link to process %s: %s; trying again", process, reason_of(error))
                 is_failing = True
             link = self._links.get(process)
             if link is not None:
@@ -410,7 +423,7 @@ class Links:
         if address is None:
             return
         with _handshake_timeout():
-            sock = transport.connect(address)
+            sock = transport.connect(address, self._certificates)
             try:
                 self._add(sock, process)
             except BaseException:
@@ -433,12 +446,13 @@ class Links:
         """Accept the link *sock* from *address*, or log why not. Switches."""
         try:
             with _handshake_timeout():
-                transport.check_peer(sock)
+                sock = transport.secure(sock, self._certificates, is_client=False)
                 self._add(sock, None)
         except (OSError, LinkError) as error:
             sock.close()
-            if not self._is_stopping:
-                log.warning("refused a link%s: %s", transport.origin(address), error)
+            self._refusals += 1
+            if self._refusals <= MAX_REFUSALS and not self._is_stopping:
+                log.warning("refused a link%s: %s", transport.origin(address), reason_of(error))
         finally:
             self._handshakes.release()
 

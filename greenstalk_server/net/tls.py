@@ -1,4 +1,4 @@
-"""TLS for the beanstalk protocol: non-blocking sockets, and a certificate that can be reloaded.
+"""TLS for the beanstalk protocol and for links: non-blocking sockets, and a certificate that can be reloaded.
 
 A `TlsSocket` is non-blocking, and behaves like a plain socket. OpenSSL does not access the socket. If it did, it would
 read for as long as the peer sends records without data, such as KeyUpdate, and hold the event loop for seconds. Instead
@@ -22,7 +22,7 @@ import stat
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gevent.socket import wait_read, wait_write
 
@@ -54,24 +54,29 @@ triggering TLS responses without reading them exceeds it, and is disconnected.""
 
 
 class TlsSocket(socket.socket):
-    """A server-side TLS connection. After the handshake (`shake`) it behaves like a plain non-blocking socket.
+    """A TLS connection. After the handshake (`shake`) it behaves like a plain non-blocking socket.
 
     overhead   bytes that the last `recv` read in addition to those that it returned.
     """
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
-        """Take over *sock*, an accepted non-blocking socket, before its handshake."""
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, is_client: bool = False) -> None:
+        """Take over *sock*, a connected non-blocking socket, before its handshake."""
         super().__init__(sock.family, sock.type, sock.proto, sock.detach())
         self.setblocking(False)
         self._incoming: ssl.MemoryBIO = ssl.MemoryBIO()
         self._outgoing: ssl.MemoryBIO = ssl.MemoryBIO()
-        self._tls: ssl.SSLObject = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tls: ssl.SSLObject = context.wrap_bio(self._incoming, self._outgoing, server_side=not is_client)
         self._leaving: bytes = b""  # encrypted; sent before the content of _outgoing
         self._encrypted: int = 0  # bytes of the last `send` that are encrypted but not yet reported as sent
         self._has_unread: bool = False
         self.overhead: int = 0
         self._is_over: bool = False
         self._failure: OSError | None = None  # the error that has ended the input, if any
+
+    def begin(self) -> None:
+        """Prepare the first message of the handshake, which a client then sends with `answer`."""
+        with suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
 
     def shake(self) -> bool:
         """Continue the handshake with up to `RECV_SIZE` bytes; return whether it is complete, or raise OSError.
@@ -83,7 +88,7 @@ class TlsSocket(socket.socket):
         except BlockingIOError:
             return False
         if not received:
-            raise ConnectionAbortedError("the client closed the connection")
+            raise ConnectionAbortedError("the peer closed the connection")
         self._incoming.write(received)
         try:
             self._tls.do_handshake()
@@ -112,7 +117,7 @@ class TlsSocket(socket.socket):
             self.overhead = max(0, len(received) - len(data))
             self.answer()
             if len(self._leaving) + self._outgoing.pending > MAX_UNREAD:
-                self._end(ConnectionAbortedError("the client triggers TLS responses but does not read them"))
+                self._end(ConnectionAbortedError("the peer triggers TLS responses but does not read them"))
             if data:
                 return data
             if not self._is_over:
@@ -154,7 +159,7 @@ class TlsSocket(socket.socket):
         super().close()
 
     def peer_names(self) -> list[str]:
-        """Return the names in the client's certificate, the common name first; none without a certificate.
+        """Return the names in the peer's certificate, the common name first; none without a certificate.
 
         Of several common names only the last is used, which is the most specific (RFC 2818, 3.1): an authority may let
         the client choose the others.
@@ -164,13 +169,13 @@ class TlsSocket(socket.socket):
         return common[-1:] + [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
 
     def _refuse_expired(self) -> None:
-        """Raise OSError if the client's certificate has expired.
+        """Raise OSError if the peer's certificate has expired.
 
         OpenSSL does not check the expiry when a session is resumed.
         """
         found: Any = self._tls.getpeercert()
         if found and ssl.cert_time_to_seconds(found["notAfter"]) < time.time():
-            raise ConnectionAbortedError("the client's certificate has expired")
+            raise ConnectionAbortedError("the peer's certificate has expired")
 
     def _decrypt(self, received: bytes) -> bytes:
         parts: list[bytes] = []
@@ -220,13 +225,17 @@ class TlsSocket(socket.socket):
             self.shutdown(socket.SHUT_RD)
 
 
-def shake_hands(certificates: Certificates, sock: socket.socket) -> TlsSocket:
+def shake_hands(certificates: Certificates, sock: socket.socket, is_client: bool = False) -> TlsSocket:
     """Take over the non-blocking *sock*, and complete the TLS handshake. Switches.
 
     Raise OSError if the handshake fails. The caller ends a handshake that takes too long.
     """
-    secured = certificates.wrap(sock)
+    secured = certificates.wrap(sock, is_client)
     try:
+        if is_client:
+            certificates.turns.take()
+            secured.begin()
+            secured.answer()
         is_complete = False
         while not is_complete:
             wait_read(secured.fileno())
@@ -240,67 +249,89 @@ def shake_hands(certificates: Certificates, sock: socket.socket) -> TlsSocket:
     return secured
 
 
+class Files(NamedTuple):
+    """The options that name the files for TLS.
+
+    cert, key, authority    fields of Options.
+    is_mutual               the certificate is used to connect too.
+    """
+
+    cert: str
+    key: str
+    authority: str
+    is_mutual: bool = False
+
+
+OF_CLIENTS: Final = Files("tls_cert", "tls_key", "tls_client_ca")
+OF_LINKS: Final = Files("link_cert", "link_key", "link_ca", is_mutual=True)
+
+
 class Certificates:
-    """The server's certificate and key, and the authorities of client certificates; `reload` reads the files again.
+    """The server's certificate and key, and the authorities of its peers; `reload` reads the files again.
 
     turns   shared by all handshakes: each step takes some milliseconds.
     """
 
-    def __init__(self, options: Options) -> None:
-        """Read the files that *options* name, which must include a certificate; raise StartError."""
-        assert options.tls_cert is not None
+    def __init__(self, options: Options, files: Files = OF_CLIENTS) -> None:
+        """Read the *files* that *options* name, which must include a certificate; raise StartError."""
         self.turns: FairQueue = FairQueue()
         self._options: Options = options
-        self._context: ssl.SSLContext = self._read()
+        self._files: Files = files
+        self._contexts: list[ssl.SSLContext] = self._read()
 
-    def wrap(self, sock: socket.socket) -> TlsSocket:
-        """Take over the accepted *sock*, before its handshake."""
-        return TlsSocket(sock, self._context)
+    def wrap(self, sock: socket.socket, is_client: bool = False) -> TlsSocket:
+        """Take over the connected *sock*, before its handshake."""
+        return TlsSocket(sock, self._contexts[is_client], is_client)
 
     def reload(self) -> None:
         """Read the files again, for new connections; if one is invalid, log that and keep the present ones."""
         try:
-            self._context = self._read()
+            self._contexts = self._read()
         except StartError as error:
             log.error("keeping the present certificate: %s", error)  # noqa: TRY400  the message is complete
         else:
             log.info("reloaded the certificate for new connections (SIGHUP)")
 
-    def _read(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    def _read(self) -> list[ssl.SSLContext]:
+        """Return the contexts of the server's and, if there is one, of the client's side."""
+        protocols = [ssl.PROTOCOL_TLS_SERVER, *([ssl.PROTOCOL_TLS_CLIENT] if self._files.is_mutual else [])]
+        return [self._read_for(protocol) for protocol in protocols]
+
+    def _read_for(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.check_hostname = False  # every peer with a certificate of the authority is one of the queue
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-        load_certificate(context, self._options)
-        load_client_ca(context, self._options)
+        load_certificate(context, self._options, self._files)
+        load_authority(context, self._options, self._files)
         return context
 
 
-def load_certificate(context: ssl.SSLContext, options: Options) -> None:
+def load_certificate(context: ssl.SSLContext, options: Options, files: Files = OF_CLIENTS) -> None:
     """Load the certificate and its key into *context*; raise StartError."""
-    assert options.tls_cert is not None
-    cert, key = options.tls_cert, options.tls_key or options.tls_cert
-    key_field = "tls_key" if options.tls_key is not None else "tls_cert"
-    _check_readable(options, "tls_cert", cert)
+    cert, key = options.value_of(files.cert), options.value_of(files.key) or options.value_of(files.cert)
+    key_field = files.key if options.value_of(files.key) is not None else files.cert
+    _check_readable(options, files.cert, cert)
     _warn_if_public(key, _check_readable(options, key_field, key))
     try:
         context.load_cert_chain(cert, key, _no_password)
     except (OSError, ValueError) as error:
-        where = f"{options.label_of('tls_cert')} {cert}"
+        where = f"{options.label_of(files.cert)} {cert}"
         if key != cert:
             where += f", {options.label_of(key_field)} {key}"
         message = f"{where}: {reason_of(error)}; it must be a certificate, with its key"
         raise StartError(message, EXIT_USAGE) from error
 
 
-def load_client_ca(context: ssl.SSLContext, options: Options) -> None:
-    """Make *context* require client certificates, if *options* name an authority; raise StartError."""
-    if (path := options.tls_client_ca) is None:
+def load_authority(context: ssl.SSLContext, options: Options, files: Files = OF_CLIENTS) -> None:
+    """Make *context* require certificates of peers, if *options* name an authority; raise StartError."""
+    if (path := options.value_of(files.authority)) is None:
         return
-    _check_readable(options, "tls_client_ca", path)
+    _check_readable(options, files.authority, path)
     try:
         context.load_verify_locations(path)
     except OSError as error:
-        where = f"{options.label_of('tls_client_ca')} {path}"
+        where = f"{options.label_of(files.authority)} {path}"
         raise StartError(f"{where}: {reason_of(error)}; it must be certificates in PEM", EXIT_USAGE) from error
     context.verify_mode = ssl.CERT_REQUIRED
 

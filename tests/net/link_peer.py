@@ -17,6 +17,7 @@ from greenstalk_server.net.link_handshake import Identity
 from greenstalk_server.net.links import Links
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server
+from greenstalk_server.net.tls import Certificates
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.runtime.clock import steady_clock
 from tests.net.in_process import is_readable, listen, wait_until
@@ -44,21 +45,35 @@ class FixedMembership:
 
 
 class Process:
-    """The process *name*, which leads *shard*. It serves links at the Unix socket *path*, and clients at *port*."""
+    """The process *name*, which leads *shard*. It serves links at *address*, and clients at *port*."""
 
-    def __init__(self, path: str, shard: int = 0, name: str = PROCESS) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: str | None,
+        shard: int = 0,
+        name: str = PROCESS,
+        certificates: Certificates | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """*path* is that of a Unix socket for links; without one, links use a port of *host*."""
         self.peers: list[Peer] = []
         self.broker: Broker = make_broker(ids=IdSequence(IDS.base, IDS.shards, max(shard, 0)))
         self.membership = FixedMembership()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(path)
-        self.listener.listen()
+        if path is not None:
+            self.listener = socket.socket(socket.AF_UNIX)
+            self.listener.bind(path)
+            self.listener.listen()
+            self.address = f"unix:{path}"
+        else:
+            self.listener = socket.create_server((host, 0), backlog=1024)
+            self.address = f"{host}:{self.listener.getsockname()[1]}"
         self.clients: Listener = listen()
         self.port: int = self.clients.sock.getsockname()[1]
         clock = steady_clock()
         identity = Identity(QUEUE, SECRET, name, IDS)
-        self.links = Links(identity, self.membership, [self.listener], self.broker, clock, None, (), shard)
+        self.links = Links(
+            identity, self.membership, [self.listener], self.broker, clock, None, (), shard, certificates
+        )
         files = DescriptorBudget(100, self.broker.limit_counters)
         self.server = Server(self.broker, [self.clients], clock, files=files, limits=Limits(), links=self.links)
         self.server.start()
@@ -73,8 +88,8 @@ class Process:
     def peer(self, sock: socket.socket | None = None, secret: bytes = SECRET, **changes: object) -> Peer:
         """Return a peer at the other end of *sock*, by default of a new connection to the link socket."""
         if sock is None:
-            sock = socket.socket(socket.AF_UNIX)
-            sock.connect(self.path)
+            sock = socket.socket(self.listener.family)
+            sock.connect(self.listener.getsockname())
         self.peers.append(Peer(sock, secret, **changes))
         return self.peers[-1]
 

@@ -29,7 +29,7 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
     both = [Process(str(tmp_path / f"{shard}"), shard, f"b{shard}") for shard in (0, 1)]
     for process in both:
         process.membership.owners = {0: "b0", 1: "b1"}
-        process.membership.processes = {"b0": f"unix:{both[0].path}", "b1": f"unix:{both[1].path}"}
+        process.membership.processes = {"b0": both[0].address, "b1": both[1].address}
         process.membership.on_change()
     wait_until(lambda: both[0].links.is_linked(1) and both[1].links.is_linked(0))
     yield both

@@ -28,8 +28,8 @@ from greenstalk_server.net.tls import (
     RECV_SIZE,
     Certificates,
     TlsSocket,
+    load_authority,
     load_certificate,
-    load_client_ca,
     shake_hands,
 )
 from greenstalk_server.runtime.exit_codes import StartError
@@ -491,7 +491,7 @@ def test_start_with_a_bad_certificate_names_the_reason(certificates: Path, tmp_p
     assert done.returncode == 5 and f"greenstalk-server: --tls-cert {cert}: " in done.stderr
 
 
-@pytest.mark.parametrize(("flag", "load"), [("--tls-key", load_certificate), ("--tls-client-ca", load_client_ca)])
+@pytest.mark.parametrize(("flag", "load"), [("--tls-key", load_certificate), ("--tls-client-ca", load_authority)])
 def test_certificate_file_that_disappears_is_a_start_error(
     certificates: Path, tmp_path: Path, flag: str, load: Callable[[ssl.SSLContext, Options], None]
 ) -> None:
