@@ -64,6 +64,11 @@ def secure(sock: socket.socket, certificates: Certificates | None, is_client: bo
     return sock
 
 
+def host_of(address: object) -> str:
+    """Return the host of the *address* from which a link was accepted; empty for a Unix socket."""
+    return str(address[0]) if isinstance(address, tuple) else ""
+
+
 def origin(address: object) -> str:
     """Return the *address* from which a link was accepted, for the log; empty for a Unix socket."""
     return f" from {address[0]} port {address[1]}" if isinstance(address, tuple) else ""

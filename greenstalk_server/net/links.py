@@ -25,14 +25,15 @@ from typing import Any, Final
 import gevent
 from gevent import socket as gsocket
 from gevent.event import Event
-from gevent.lock import BoundedSemaphore
 from gevent.timeout import Timeout
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
 from greenstalk_server.net import link_transport as transport
+from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link import Link, ServedClient, Wire
 from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, CallHandler, Message
@@ -56,8 +57,8 @@ CONNECT_INTERVAL: Final = 0.1
 HANDSHAKE_TIMEOUT: Final = 5.0
 """Seconds for a handshake."""
 
-MAX_HANDSHAKES: Final = 256
-"""Handshakes of accepted links at a time; further connections wait to be accepted."""
+HANDSHAKES: Final = Limits(connections=1024, connections_per_address=64)
+"""Handshakes of accepted links at a time; further connections are closed. Unix sockets count in total alone."""
 
 OUTAGE_WAIT: Final = 30.0
 """Seconds that a command waits for a shard that cannot be reached; then its connection is closed."""
@@ -130,7 +131,7 @@ class Links:
         self._is_stopping: bool = False
         self._changed: Event = Event()
         self._refusals: int = 0
-        self._handshakes: BoundedSemaphore = BoundedSemaphore(MAX_HANDSHAKES)
+        self._handshakes: Admission = Admission(HANDSHAKES)
         self._services: list[Service] = [
             *[Service("links", partial(self._accept_forever, listener)) for listener in listeners],
             Service("links", self._follow_membership),
@@ -434,13 +435,20 @@ class Links:
         """Accept links. Switches."""
         with gsocket.socket(fileno=os.dup(listening.fileno())) as listener:
             while True:
-                self._handshakes.acquire()
                 try:
-                    sock, address = listener.accept()
-                except BaseException:
-                    self._handshakes.release()
-                    raise
-                gevent.spawn(self._accept, transport.plain(sock), address)
+                    accepted, address = listener.accept()
+                except OSError as error:  # such as too many open files
+                    self._note_refusal(None, error)
+                    gevent.sleep(CONNECT_INTERVAL)
+                    continue
+                sock = transport.plain(accepted)
+                host = transport.host_of(address)
+                if self._handshakes.enter(host) is None:
+                    gevent.spawn(self._accept, sock, address)
+                else:
+                    sock.close()
+                    self._note_refusal(address, LinkError("too many connections of that address shake hands"))
+                yield_to_loop()  # accept does not switch while connections wait
 
     def _accept(self, sock: socket.socket, address: object) -> None:
         """Accept the link *sock* from *address*, or log why not. Switches."""
@@ -450,11 +458,15 @@ class Links:
                 self._add(sock, None)
         except (OSError, LinkError) as error:
             sock.close()
-            self._refusals += 1
-            if self._refusals <= MAX_REFUSALS and not self._is_stopping:
-                log.warning("refused a link%s: %s", transport.origin(address), reason_of(error))
+            self._note_refusal(address, error)
         finally:
-            self._handshakes.release()
+            self._handshakes.leave(transport.host_of(address))
+
+    def _note_refusal(self, address: object, error: Exception) -> None:
+        """Log why a link from *address* was refused, unless others were refused just before."""
+        self._refusals += 1
+        if self._refusals <= MAX_REFUSALS and not self._is_stopping:
+            log.warning("refused a link%s: %s", transport.origin(address), reason_of(error))
 
 
 def _handshake_timeout() -> Timeout:
