@@ -25,6 +25,11 @@ JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 BYTES = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
 
 
+def start_of(value: str | list[bytes]) -> str:
+    """Return the id of a parameter; the text of a piece of 64 MiB would take 0.8 s in each collection."""
+    return value if isinstance(value, str) else str([piece[:50] for piece in value])[:50]
+
+
 @contextmanager
 def hostile_server(*pieces: bytes, pause: float = 0, repeats: bool = True) -> Iterator[int]:
     """Yield the port of a server that sends all pieces, then repeats the last one every *pause* seconds."""
@@ -65,7 +70,7 @@ def of(port: int, is_http: bool) -> tuple[str, str]:
         ("peek 1", [b"FOUND 1 -5\r\n", b"x" * 65536]),
         ("peek 1", [b"FOUND 1 1073741825\r\n", b"x" * 65536]),
     ],
-    ids=lambda value: str(value)[:50],
+    ids=start_of,
 )
 def test_too_large_reply_is_exit_code_3(command: str, pieces: list[bytes]) -> None:
     with hostile_server(*pieces, repeats=bool(pieces[-1])) as port:
@@ -88,7 +93,7 @@ def test_too_large_reply_is_exit_code_3(command: str, pieces: list[bytes]) -> No
         [JSON + b"Transfer-Encoding: chunked\r\n\r\nffffffffffff\r\n", b"0," * 32768],
         [BYTES + b"Content-Length: 99999999999999\r\n\r\n", b"x" * 65536],
     ],
-    ids=lambda value: str(value)[:50],
+    ids=start_of,
 )
 def test_too_large_http_response_is_exit_code_3(pieces: list[bytes]) -> None:
     with hostile_server(*pieces) as port:
