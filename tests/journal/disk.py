@@ -206,7 +206,9 @@ class Disk:
     @property
     def used(self) -> int:
         """Bytes of all files, including removed ones that are still open."""
-        return sum(self._allocated(len(inode.cached)) for inode in {*self._names.values(), *self._handles.values()})
+        block = self.block
+        sizes = [len(inode.cached) for inode in {*self._names.values(), *self._handles.values()}]
+        return sum(sizes) if block == 1 else sum([-(-size // block) * block for size in sizes])
 
     @property
     def open_files(self) -> int:
