@@ -150,7 +150,7 @@ class JobSnapshot:
             events = job_history.add(events, job_history.RETURNED, now, job_history.NOBODY)
         if self.state == RESERVED or (self.state == DELAYED and (self.place <= now or self.place == NO_DEADLINE)):
             return replace(self, state=READY, place=0, events=events)
-        return replace(self, events=events)
+        return self if events is self.events else replace(self, events=events)
 
     def without_oldest_events(self, events: bytes) -> JobSnapshot:
         """Return the snapshot with only *events*, if these are its newest ones; else return it unchanged."""
