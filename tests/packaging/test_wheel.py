@@ -79,21 +79,36 @@ def wheel(checkout: Path) -> Path:
 
 
 def build(checkout: Path, **variables: str) -> Path:
-    """Build the wheel of *checkout* with the packages of this environment; return its path."""
+    """Build the wheel of *checkout* with the packages of this environment, as pip does; return its path."""
     shutil.rmtree(checkout / "dist", ignore_errors=True)
-    done = pip_wheel(checkout, **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = (checkout / "dist").iterdir()
-    return built
+    (checkout / "dist").mkdir()
+    done = run(checkout, "-c", "from setuptools import build_meta; build_meta.build_wheel('dist')", **variables)
+    return built_wheel(checkout, done)
 
 
 def pip_wheel(checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    paths = ("--wheel-dir", str(checkout / "dist"), str(checkout))
-    command = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", *paths)
+    """Build the wheel by pip, which starts three more processes for it."""
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", "dist")
+    return run(checkout, "-m", "pip", "wheel", *options, ".", **variables)
+
+
+def run(checkout: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: text for name, text in os.environ.items() if not name.startswith("GREENSTALK_")}
     return subprocess.run(
-        command, env=kept | variables, capture_output=True, text=True, timeout=2 * TIMEOUT, check=False
+        [sys.executable, *arguments],
+        cwd=checkout,
+        env=kept | variables,
+        capture_output=True,
+        text=True,
+        timeout=2 * TIMEOUT,
+        check=False,
     )
+
+
+def built_wheel(checkout: Path, done: subprocess.CompletedProcess[str]) -> Path:
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = (checkout / "dist").iterdir()
+    return built
 
 
 def without_a_compiler(directory: Path) -> str:
@@ -116,7 +131,8 @@ def test_wheel_has_every_file_the_compiled_core_and_the_compiled_templates(wheel
 
 
 def test_pure_wheel_is_for_every_platform(tmp_path: Path) -> None:
-    wheel = build(copy_of_checkout(tmp_path), GREENSTALK_PURE="1")
+    copy = copy_of_checkout(tmp_path)
+    wheel = built_wheel(copy, pip_wheel(copy, GREENSTALK_PURE="1"))
     assert wheel.name.endswith("-py3-none-any.whl")
     assert names(wheel) == installed_files()
 
