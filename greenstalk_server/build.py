@@ -105,7 +105,6 @@ COMPILED: Final = (
     "protocol/link_frames",
     "protocol/permissions",
     "protocol/replies",
-    "protocol/reply_reader",
     "protocol/reserve_commands",
     "protocol/restricted_session",
     "protocol/session",

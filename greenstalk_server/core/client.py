@@ -44,9 +44,11 @@ class Client:
     is_waiting      it is parked in a reserve, or in a wait for the job `awaited_id`.
     awaited_id      id of the job whose end it waits for; 0 if it waits for none.
     is_http         the client is one HTTP request and the jobs that it reserved, not a connection.
+    takes_offers    its wait ends with an offer, not with a job; see core.transitions.waiting.
     is_remote       its connection is at another process; see `connecting.become_remote`.
-    front           that process, as subscriber to the heads of the watched tubes; None if the client is not remote.
-    offered         job that is offered to it, or None; only a remote client gets offers.
+    front           that process; None if the client is not remote.
+    is_subscribed   `front` subscribes to the heads of the watched tubes.
+    offered         job that is offered to it, or None.
     offered_until   time at which the offer lapses, nanoseconds; 0 without an offer.
     is_closed       the broker has disconnected it.
     waiting_since   start of its last wait, nanoseconds.
@@ -77,8 +79,10 @@ class Client:
         self.awaited_id: int = 0
         self.is_http: bool = False
         self.may_inspect: Callable[[bytes], bool] | None = None
+        self.takes_offers: bool = False
         self.is_remote: bool = False
         self.front: object = None
+        self.is_subscribed: bool = False
         self.offered: Job | None = None
         self.offered_until: int = 0
         self.is_closed: bool = False

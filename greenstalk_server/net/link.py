@@ -32,7 +32,7 @@ from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link_calls import CallHandler, LinkCalls
 from greenstalk_server.net.poller import Handler, Poller
 from greenstalk_server.protocol import link_frames as frames
-from greenstalk_server.protocol.front_channel import NO_SHARD
+from greenstalk_server.protocol.front_channel import NO_SHARD, Receive
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
 from greenstalk_server.protocol.session import Session
@@ -94,30 +94,43 @@ class Wire:
     is_closed   the session has closed it.
     """
 
-    __slots__ = ("_kept", "is_closed", "link", "number", "receive", "session")
+    __slots__ = ("_data_tail", "_kept", "_part_tail", "_tell_tail", "is_closed", "link", "number", "receive", "session")
 
-    def __init__(self, session: FrontSession, receive: Callable[[bytes | None], None]) -> None:
+    def __init__(self, session: FrontSession, receive: Receive) -> None:
         self.session: FrontSession = session
-        self.receive: Callable[[bytes | None], None] = receive
+        self.receive: Receive = receive
         self.link: Link | None = None
         self.is_closed: bool = False
         self.number: int = 0
-        self._kept: list[bytes] = []
+        self._part_tail: bytes = b""
+        self._data_tail: bytes = b""
+        self._tell_tail: bytes = b""
+        self._kept: list[tuple[bool, bytes]] = []
 
     def attach(self, link: Link) -> None:
         """Open the channel on *link*, and send what was kept."""
         self.link = link
         self.number = link.open(self)
+        self._part_tail = frames.tail(frames.PART, self.number)
+        self._data_tail = frames.tail(frames.DATA, self.number)
+        self._tell_tail = frames.tail(frames.TELL, self.number)
         kept, self._kept = self._kept, []
-        for data in kept:
-            self.send(data)
+        for is_told, data in kept:
+            self.tell(data) if is_told else self.send(data)
 
     def send(self, data: bytes) -> None:
         """Send *data*, or keep it until there is a link. Does not switch."""
         if self.link is None:
-            self._kept.append(data)
+            self._kept.append((False, data))
         else:
-            self.link.send_data(frames.DATA, self.number, data)
+            self.link.send_data(self._part_tail, self._data_tail, data)
+
+    def tell(self, data: bytes) -> None:
+        """Send *data*, commands whose replies are not sent back, or keep it until there is a link. Does not switch."""
+        if self.link is None:
+            self._kept.append((True, data))
+        else:
+            self.link.send_data(self._tell_tail, self._tell_tail, data)
 
     def close(self) -> None:
         """Close the channel. Does not switch."""
@@ -127,7 +140,7 @@ class Wire:
             self.link.close_wire(self.number)
 
 
-def _ignore(data: bytes | None) -> None:
+def _ignore(data: bytes | None, is_complete: bool) -> None:
     """Stand in for `Wire.receive` when the session is closed."""
 
 
@@ -136,14 +149,21 @@ class ServedClient(Handler):
 
     __slots__ = (
         "_committer",
+        "_end_tail",
         "_held",
         "_input",
         "_is_closed",
+        "_is_complete",
+        "_is_end_due",
         "_is_ending",
+        "_is_partial",
+        "_is_quiet",
         "_journal",
         "_link",
         "_number",
         "_poller",
+        "_reply_tail",
+        "_told",
         "session",
     )
 
@@ -154,8 +174,15 @@ class ServedClient(Handler):
         self._poller: Poller = host.poller
         self._committer: Committer | None = host.committer
         self._journal: Journal = host.broker.journal
+        self._end_tail: bytes = frames.tail(frames.END, number)
+        self._reply_tail: bytes = frames.tail(frames.REPLY, number)
+        self._told: list[bytes] = []
         self._input: list[bytes] = []
-        self._held: deque[tuple[int, bytes]] = deque()
+        self._is_partial: bool = False  # the rest of a request is still to come
+        self._is_quiet: bool = False  # the commands that are served were told
+        self._is_complete: bool = False  # the replies of the last slice complete those to all that has arrived
+        self._is_end_due: bool = False  # a part of the replies was sent, not their end
+        self._held: deque[tuple[int, bytes, bool]] = deque()
         self._is_closed: bool = False
         self._is_ending: bool = False
         self.session: Session = host.make_session(partial(host.poller.queue, self), facts)
@@ -165,9 +192,10 @@ class ServedClient(Handler):
         client.connected_at = host.clock()
         client.hang_up = self._hang_up
 
-    def push(self, data: bytes) -> None:
-        """Serve *data*, which has arrived, in the next batch."""
-        self._input.append(data)
+    def push(self, kind: int, data: bytes) -> None:
+        """Serve *data* of a frame of *kind*, which has arrived, in the next batch."""
+        (self._told if kind == frames.TELL else self._input).append(data)
+        self._is_partial = kind == frames.PART
         self._poller.queue(self)
 
     def resume(self, now: int, limit: range) -> bytes:
@@ -186,25 +214,59 @@ class ServedClient(Handler):
         promised = self._journal.promised
         if session.is_woken or session.has_more:
             out = session.resume(now, limit)
-        elif self._input:
-            data, self._input = b"".join(self._input), []
-            self._link.grant(len(data))
-            out = session.receive(data, now, limit)
+        elif self._input or self._told:
+            out = self._serve_input(now, limit)
         else:
             return b""
         self._poller.spend(session.cost)
         if session.is_closing:
             self._hang_up()
-        elif session.has_more or self._input:
+        elif session.has_more or self._input or self._told:
             self._poller.queue(self)
-        if session.reports or self._journal.promised != promised:
-            return self._hold(out)
+        return b"" if self._is_quiet else self._settle_slice(out, promised)
+
+    def _settle_slice(self, out: bytes, promised: int) -> bytes:
+        """Hold *out*, the replies of a slice, if they wait for the journal; return what can be sent now."""
+        session = self.session
+        is_busy = session.has_more or session.is_waiting or session.stream is not None
+        self._is_complete = not (is_busy or self._input or self._is_partial)
+        if not out:
+            if self._is_complete and self._is_end_due:
+                self._emit(b"", True)
+            return b""
+        if self._committer is not None and (session.reports or self._journal.promised != promised):
+            self._held.append((self._journal.promised, out, self._is_complete))
+            self._link.commit_held(self)
+            return b""
         return out
+
+    def _serve_input(self, now: int, limit: range) -> bytes:
+        """Serve the commands that were told, then the others; return the replies to the others."""
+        if self._told:
+            data, self._told = b"".join(self._told), []
+            self._is_quiet = True
+            self._link.grant(len(data))
+            self.session.receive(data, now, limit)
+            if self.session.has_more or not self._input:
+                return b""
+        self._is_quiet = False
+        if len(self._input) == 1:
+            data = self._input.pop()
+        else:
+            data, self._input = b"".join(self._input), []
+        self._link.grant(len(data))
+        return self.session.receive(data, now, limit)
 
     def send(self, out: bytes) -> None:
         """Send *out*, then the stream that follows it."""
-        self._link.send_data(frames.REPLY, self._number, out)
-        self.pump()
+        self._emit(out, self._is_complete)
+        if self.session.stream is not None:
+            self.pump()
+
+    def _emit(self, out: bytes, is_complete: bool) -> None:
+        """Send *out*; if *is_complete*, it ends the replies to all that has arrived."""
+        self._is_end_due = not is_complete
+        self._link.send_data(self._reply_tail, self._end_tail if is_complete else self._reply_tail, out)
 
     def pump(self) -> None:
         """Send the stream of the session as far as there is room."""
@@ -215,7 +277,7 @@ class ServedClient(Handler):
                 return
             piece = session.stream.next()
             if piece:
-                self._link.send_data(frames.REPLY, self._number, piece)
+                self._emit(piece, False)
             else:
                 session.end_stream()
                 self._poller.queue(self)
@@ -223,7 +285,8 @@ class ServedClient(Handler):
     def release(self, safe: int) -> None:
         """Send the replies that waited for records up to number *safe*. Called by the committer. Does not switch."""
         while self._held and self._held[0][0] <= safe and not self._is_closed:
-            self._link.send_data(frames.REPLY, self._number, self._held.popleft()[1])
+            _, out, is_complete = self._held.popleft()
+            self._emit(out, is_complete)
         if not self._held:
             self.pump()
             self._poller.queue(self)
@@ -240,12 +303,10 @@ class ServedClient(Handler):
         session.end_stream()
         if session.has_more:
             session.resume(now, limit)
-        elif self._input:
-            data, self._input = b"".join(self._input), []
-            self._link.grant(len(data))
-            session.receive(data, now, limit)
+        elif self._input or self._told:
+            self._serve_input(now, limit)
         self._poller.spend(session.cost)
-        if (session.has_more or self._input) and not session.is_closing:
+        if (session.has_more or self._input or self._told) and not session.is_closing:
             self._poller.queue(self)
         else:
             self.close(now)
@@ -254,22 +315,14 @@ class ServedClient(Handler):
         """Disconnect the client, once."""
         if not self._is_closed:
             self._is_closed = True
-            self._link.grant(sum(map(len, self._input)))
-            self._input = []
+            self._link.grant(sum(map(len, self._input)) + sum(map(len, self._told)))
+            self._input, self._told = [], []
             self.session.close(now)
 
     def fail(self, error: Exception) -> None:
         """Log *error*, and close."""
         log.error("internal error: the client is disconnected", exc_info=error)
         self._hang_up()
-
-    def _hold(self, out: bytes) -> bytes:
-        """Return *out* if there is no journal; else hold it until the records of the batch are committed."""
-        if self._committer is None or not out:
-            return out
-        self._held.append((self._journal.promised, out))
-        self._link.commit_held(self)
-        return b""
 
     def settle(self) -> None:
         """Send the held replies whose records are safe by now, and have the committer release the others."""
@@ -314,8 +367,9 @@ class Link(Handler):
         self._out: list[bytes] = []
         self._unsent: bytes = b""
         self._queued: int = 0
+        self._is_dirty: bool = False  # `flush` is due
         self._credit: int = frames.WINDOW
-        self._blocked: deque[tuple[int, int, bytes]] = deque()
+        self._blocked: deque[tuple[bytes, bytes]] = deque()
         self._granted: int = frames.WINDOW  # bytes that the peer may still send
         self._taken: int = 0  # bytes taken and not granted again yet
         self._stalled: dict[ServedClient | LinkCalls, None] = {}
@@ -405,14 +459,30 @@ class Link(Handler):
 
     # Output
 
-    def send_data(self, kind: int, number: int, data: bytes) -> None:
-        """Send *data* of the channel *number*, as far as the window allows; keep the rest. Does not switch."""
-        for piece in frames.pieces(data):
-            if self._blocked or self._credit < len(piece):
-                self._blocked.append((kind, number, piece))
-            else:
-                self._credit -= len(piece)
-                self._write(frame(kind, number, piece))
+    def send_data(self, tail: bytes, last_tail: bytes, data: bytes) -> None:
+        """Send *data* in frames, as far as the window allows; keep the rest. Does not switch.
+
+        *tail* is the part of the header of each frame that follows the size; *last_tail* that of the last frame.
+        """
+        limit = frames.MAX_PAYLOAD
+        if len(data) <= limit:
+            self._send_piece(last_tail, data)
+            return
+        for start in range(0, len(data), limit):
+            self._send_piece(tail if start + limit < len(data) else last_tail, data[start : start + limit])
+
+    def _send_piece(self, tail: bytes, piece: bytes) -> None:
+        """Send a frame with the header's *tail* and the payload *piece* if the window allows it; else keep it."""
+        size = len(piece)
+        if self._blocked or self._credit < size:
+            self._blocked.append((tail, piece))
+            return
+        self._credit -= size
+        out = self._out
+        out.append(frames.SIZES[size] if size < len(frames.SIZES) else size.to_bytes(4, "little"))
+        out.append(tail)
+        out.append(piece)
+        self._note_queued(frames.HEADER_SIZE + size)
 
     def send_frame(self, kind: int, number: int, payload: bytes) -> None:
         """Send a frame that does not count in the window. Does not switch."""
@@ -420,11 +490,17 @@ class Link(Handler):
 
     def _write(self, data: bytes) -> None:
         self._out.append(data)
-        self._queued += len(data)
-        self.host.note_output(self)
+        self._note_queued(len(data))
+
+    def _note_queued(self, size: int) -> None:
+        self._queued += size
+        if not self._is_dirty:
+            self._is_dirty = True
+            self.host.note_output(self)
 
     def flush(self) -> None:
         """Settle the held replies, and send what the socket accepts. Does not switch."""
+        self._is_dirty = False
         while self._settling:
             client, _ = self._settling.popitem()
             client.settle()
@@ -529,23 +605,21 @@ class Link(Handler):
 
     def _handle(self, kind: int, channel: int, payload: bytes) -> None:
         """Handle one frame; raise LinkError if the peer may not send it."""
-        if kind in (frames.DATA, frames.REPLY):
-            self._granted -= len(payload)
-            if self._granted < 0:
-                raise LinkError("more bytes than the window allows")
-        if kind == frames.REPLY:
+        if kind == frames.END or kind == frames.REPLY:
+            self._take(len(payload))
             self.grant(len(payload))
-            self._pass_reply(channel, payload)
-        elif kind == frames.DATA:
+            self._pass_reply(channel, payload, kind == frames.END)
+        elif kind == frames.DATA or kind == frames.TELL or kind == frames.PART:
+            self._take(len(payload))
             client = self._clients.get(channel)
             if client is not None:
-                client.push(payload)
+                client.push(kind, payload)
             else:
                 self.grant(len(payload))
         elif kind in (frames.OPEN, frames.CLOSE):
             self._handle_client(kind, channel, payload)
         elif kind == frames.CLOSED:
-            self._pass_reply(channel, None)
+            self._pass_reply(channel, None, True)
             self._wires.pop(channel, None)
         elif kind == frames.HEAD:
             self._note_head(payload)
@@ -564,11 +638,17 @@ class Link(Handler):
         elif kind != frames.PING:
             raise LinkError(f"unexpected frame of kind {kind}")
 
-    def _pass_reply(self, channel: int, data: bytes | None) -> None:
+    def _take(self, count: int) -> None:
+        """Note that *count* bytes of channels have arrived."""
+        self._granted -= count
+        if self._granted < 0:
+            raise LinkError("more bytes than the window allows")
+
+    def _pass_reply(self, channel: int, data: bytes | None, is_complete: bool) -> None:
         """Pass *data* to the session of the channel, unless that is closed."""
         wire = self._wires.get(channel)
         if wire is not None:
-            wire.receive(data)
+            wire.receive(data, is_complete)
 
     def _handle_client(self, kind: int, channel: int, payload: bytes) -> None:
         """Handle OPEN or CLOSE."""
@@ -597,10 +677,11 @@ class Link(Handler):
         self._credit += count
         if self._credit > frames.WINDOW:
             raise LinkError("a grant of more than the window")
-        while self._blocked and self._credit >= len(self._blocked[0][2]):
-            kind, number, piece = self._blocked.popleft()
-            self._credit -= len(piece)
-            self._write(frame(kind, number, piece))
+        blocked, self._blocked = self._blocked, deque()
+        while blocked and self._credit >= len(blocked[0][1]):
+            tail, piece = blocked.popleft()
+            self._send_piece(tail, piece)
+        self._blocked = blocked
 
     def close(self) -> tuple[list[Wire], list[ServedClient]]:
         """Close the socket; return the wires and clients that the caller has to end. Does not switch."""

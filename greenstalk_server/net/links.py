@@ -42,7 +42,7 @@ from greenstalk_server.net.membership import Membership
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, reason_of
 from greenstalk_server.protocol.access import Rule, grants
-from greenstalk_server.protocol.front_channel import NO_SHARD
+from greenstalk_server.protocol.front_channel import NO_SHARD, Receive
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.protocol.restricted_session import RestrictedSession
@@ -190,7 +190,7 @@ class Links:
             shard = self._shard_of[tube] = self.broker.tube_shards.shard_of(tube)
         return shard
 
-    def open(self, shard: int, session: FrontSession, receive: Callable[[bytes | None], None]) -> Wire:
+    def open(self, shard: int, session: FrontSession, receive: Receive) -> Wire:
         """Connect a remote client for *session* at *shard*, now or when there is a link. Does not switch."""
         wire = Wire(session, receive)
         link = self._link_to(shard)
@@ -231,6 +231,8 @@ class Links:
         """Return the session of a client of another process, with the rights that it has there."""
         names = [str(name) for name in facts["names"]]
         granted = grants(self._rules, facts["listener"], names) if self._rules else None
+        if granted is None:
+            return Session(self.broker, wake)
         session = RestrictedSession(self.broker, wake, granted, 0, self.clock())
         session.may_reserve = True  # its front has checked
         return session
@@ -261,7 +263,7 @@ class Links:
         for tube in [tube for tube in self.heads if self.shard_of(tube) == link.shard]:
             del self.heads[tube]
         was_ending = bool(self._ending)
-        self._ending.extend([partial(wire.receive, None) for wire in wires])
+        self._ending.extend([partial(wire.receive, None, True) for wire in wires])
         self._ending.extend([partial(self._end, client) for client in clients])
         if not was_ending and not self._is_stopping:
             gevent.spawn(self._end_channels)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
-from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.tubes.head_watch import Head
+from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.link_frames import LinkError
-from greenstalk_server.protocol.reply_reader import ReplyReader
+from greenstalk_server.protocol.replies import CRLF
 
 if TYPE_CHECKING:
     from greenstalk_server.protocol.front_session import FrontSession
 
 NO_SHARD: Final = -1
+
+AWAIT_REPLIES: Final = (b"OFFERED ", b"NEAR_DEADLINE ")
+"""Beginnings of the replies to an await, which may arrive when the session has sent another request already."""
 
 
 class Wire(Protocol):
@@ -24,8 +26,15 @@ class Wire(Protocol):
     def send(self, data: bytes) -> None:
         """Send *data*; keep it while the shard cannot be reached. Does not switch."""
 
+    def tell(self, data: bytes) -> None:
+        """Send *data*, commands whose replies are not sent back; keep it as `send` does. Does not switch."""
+
     def close(self) -> None:
         """Disconnect the remote client. This must be the last call."""
+
+
+Receive: TypeAlias = Callable[[bytes | None, bool], None]
+"""Gets a part of the replies, and whether it completes them; or None if they are lost."""
 
 
 class Routes(Protocol):
@@ -46,54 +55,66 @@ class Routes(Protocol):
     def is_linked(self, shard: int) -> bool:
         """Return whether *shard* can be reached now."""
 
-    def open(self, shard: int, session: FrontSession, receive: Callable[[bytes | None], None]) -> Wire:
-        """Connect a remote client for *session* at *shard*. *receive* gets its replies, and None if they are lost."""
+    def open(self, shard: int, session: FrontSession, receive: Receive) -> Wire:
+        """Connect a remote client for *session* at *shard*; *receive* gets its replies."""
 
 
 class Channel:
-    """The remote client of a session at one shard. It expects one reply to each command that it sends.
+    """The remote client of a session at one shard. It serves one request at a time: one or more commands.
 
-    has_reserved    the client may hold a job there.
     is_awaiting     the client waits there, or has an offer.
     """
 
     def __init__(self, session: FrontSession, shard: int) -> None:
-        self.has_reserved: bool = False
         self.is_awaiting: bool = False
         self._session: FrontSession = session
         self._shard: int = shard
-        self._reader: ReplyReader = ReplyReader()
-        self._expected: deque[bool] = deque()  # for each reply to come, whether the session wants it
+        self._is_asked: bool = False
+        self._parts: list[bytes] = []
+        self._awaits: int = 0
         self._wire: Wire = session.routes.open(shard, session, self._receive)
 
-    def ask(self, data: bytes, count: int) -> None:
-        """Send *data*, which has *count* commands; pass each reply to the session."""
-        self._expected.extend([True] * count)
+    def ask(self, data: bytes) -> None:
+        """Send the request *data*; the session gets all replies to it as one piece."""
+        self._is_asked = True
         self._wire.send(data)
 
-    def tell(self, data: bytes, count: int = 1) -> None:
-        """Send *data*, which has *count* commands; ignore the replies."""
-        self._expected.extend([False] * count)
-        self._wire.send(data)
+    def send(self, line: bytes) -> None:
+        """Send *line*, a command without a reply."""
+        self._wire.send(line + CRLF)
+
+    def tell(self, data: bytes) -> None:
+        """Send the commands *data*, whose replies are not needed."""
+        self._wire.tell(data)
+
+    def begin_await(self) -> None:
+        """Wait at the shard for the offer of a job."""
+        self.is_awaiting = True
+        self._awaits += 1
+        self._wire.send(b"await %d\r\n" % self._awaits)
 
     def end_await(self) -> None:
-        """Ignore the reply to the await, if there was none yet. The caller must send another command, which ends it."""
+        """Ignore the reply to the await. The caller must send another command, which ends it."""
         self.is_awaiting = False
-        self._expected = deque([False] * len(self._expected))
 
     def close(self) -> None:
         """Disconnect the remote client."""
         self._wire.close()
 
-    def _receive(self, data: bytes | None) -> None:
+    def _receive(self, data: bytes | None, is_complete: bool) -> None:
         if data is None:
             self._session.lose(self._shard)
             return
-        for reply in self._reader.feed(data):
-            if not self.has_reserved and reply.startswith(b"RESERVED"):
-                self.has_reserved = self._session.has_reserved_there = True
-                connecting.note_worker(self._session.broker, self._session.client)
-            if not self._expected:
-                raise LinkError("a reply to no command")
-            if self._expected.popleft():
-                self._session.receive_reply(self._shard, reply)
+        if not is_complete or self._parts:
+            self._parts.append(data)
+            if not is_complete:
+                return
+            data, self._parts = b"".join(self._parts), []
+        if self._awaits and data.startswith(AWAIT_REPLIES):
+            if self.is_awaiting and data in (replies.offered(self._awaits), replies.near_deadline(self._awaits)):
+                self._session.receive_offer(self._shard, is_offered=data.startswith(b"OFFERED"))
+        elif self._is_asked:
+            self._is_asked = False
+            self._session.receive_reply(self._shard, data)
+        else:
+            raise LinkError("a reply to no command")

@@ -43,10 +43,8 @@ def _watch(session: FrontSession, command: Command, now: int) -> bytes | None:
     shard = session.routes.shard_of(name)
     if shard != session.routes.own:
         session.broker.counters.cmd_watch += 1
-        session.watch_there(shard, name, weight)
-        return None
-    reply = tubes.watch(session, command, now)
-    return session.watch(name, weight) if reply.startswith(b"WATCHING") else reply
+        return session.watch(shard, name, weight, b"")
+    return session.watch(shard, name, weight, tubes.watch(session, command, now))
 
 
 def _ignore(session: FrontSession, command: Command, now: int) -> bytes:

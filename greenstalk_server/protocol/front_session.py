@@ -17,6 +17,7 @@ Before it times out, it asks each of them once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
@@ -29,7 +30,7 @@ from greenstalk_server.protocol.arguments import RESERVE_MODES
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.protocol.front_channel import NO_SHARD, Channel, Routes
 from greenstalk_server.protocol.front_commands import COMMANDS
-from greenstalk_server.protocol.front_works import Gathering, Merge, Reserve, Run, Search, Work
+from greenstalk_server.protocol.front_works import ForwardedReserve, Gathering, Merge, Reserve, Run, Search, Work
 from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import POSTPONED, PUT_LENGTH
@@ -43,21 +44,38 @@ REPEATABLE: Final = frozenset(
 """Commands that change nothing if they are served twice, so they are sent again if their shard dies before it
 replies."""
 
+WITH_BODY: Final = frozenset(b"peek peek-ready peek-delayed peek-buried peek-reserved reserve-job".split())
+"""Commands of which at most one or two are in a run: the front keeps all replies of a run in memory."""
+
+MAX_UNSUBSCRIBED: Final = 64
+"""Watched tubes above which the session always subscribes to their heads."""
+
 
 class FrontSession(RestrictedSession):
     """The session of a connection in a queue of several shards.
 
     routes              the shards.
+
+    Private attributes:
+
+    _watched            names of the watched tubes, with their weights.
+    _watches            number of watched tubes of each shard that has any.
+    _reserve_shard      the shard of all watched tubes; NO_SHARD if they are on several.
+    _is_subscribed      the other shards publish the heads of the watched tubes.
+    _holding            other shards where the client may hold a job.
     """
 
     __slots__ = (
         "_base",
         "_channels",
+        "_has_reserve_job",
+        "_holding",
         "_is_run_repeatable",
+        "_is_subscribed",
         "_own",
         "_passed",
         "_put_line",
-        "_remote_watches",
+        "_reserve_shard",
         "_run",
         "_run_shard",
         "_run_size",
@@ -65,6 +83,7 @@ class FrontSession(RestrictedSession):
         "_used",
         "_used_shard",
         "_watched",
+        "_watches",
         "_work",
         "origin",
         "routes",
@@ -95,14 +114,17 @@ class FrontSession(RestrictedSession):
         self._run: list[bytes] = []
         self._run_size: int = 0
         self._is_run_repeatable: bool = True
+        self._has_reserve_job: bool = False
         self._run_shard: int = NO_SHARD
         self._used: bytes = DEFAULT_TUBE
         self._used_shard: int = routes.shard_of(DEFAULT_TUBE)
         self._watched: dict[bytes, int] = {DEFAULT_TUBE: 1}
+        self._watches: dict[int, int] = {self._used_shard: 1}
+        self._reserve_shard: int = self._used_shard
+        self._is_subscribed: bool = False
+        self._holding: set[int] = set()
         self._passed: dict[bytes, Head] = {}
-        self._remote_watches: int = 0
         if self._used_shard != routes.own:
-            self._remote_watches = 1
             connecting.leave(broker, self.client)
             connecting.unwatch(broker, self.client, DEFAULT_TUBE)
 
@@ -178,6 +200,19 @@ class FrontSession(RestrictedSession):
             if work.is_over(self):
                 self.client.wake()
 
+    def receive_offer(self, shard: int, is_offered: bool) -> None:
+        """Note that *shard* has ended the wait: see Work."""
+        work = self._work
+        if work is not None:
+            work.receive_offer(shard, is_offered)
+            if work.is_over(self):
+                self.client.wake()
+
+    def replace_work(self, work: Work) -> None:
+        """Do *work*, which is not begun, in place of the work that the session is parked for."""
+        work.has_news = True
+        self._work = work
+
     def needs(self, shard: int) -> bool:
         """Whether the session is parked until *shard* replies."""
         return self._work is not None and self._work.needs(shard)
@@ -186,10 +221,10 @@ class FrontSession(RestrictedSession):
         """Forget the channel to *shard*, which was lost with all that the client held there."""
         if self._channels.pop(shard, None) is None:
             return
-        work = self._work
-        if work is not None:
-            work.lose(self, shard)
-            if work.is_over(self):
+        self._holding.discard(shard)
+        if self._work is not None:
+            self._work.lose(self, shard)
+            if self._work.is_over(self):
                 self.client.wake()
 
     # Channels
@@ -207,14 +242,16 @@ class FrontSession(RestrictedSession):
             if self.client.weighting is not None:
                 lines.append(b"reserve-mode " + RESERVE_MODES[self.client.weighting.mode])
             lines.append(b"stats-mode " + (b"extended" if self.extends_stats else b"standard"))
-            channel.tell(b"\r\n".join(lines) + CRLF, len(lines))
+            if self._is_subscribed:
+                lines.append(b"subscribe")
+            channel.tell(b"\r\n".join(lines) + CRLF)
         return channel
 
     def end_remote_wait(self, shard: int) -> None:
         """End the wait for a job in the run for *shard*, if there is one. The reply to this itself is not wanted."""
         channel = self._channels.get(shard)
         if channel is not None:
-            channel.tell(b"decline\r\n")
+            channel.send(b"decline")
 
     def tell_all(self) -> None:
         """Send the line, a command that changes the session, to all shards that have a channel; ignore the replies."""
@@ -223,7 +260,15 @@ class FrontSession(RestrictedSession):
 
     def holding_shards(self) -> list[int]:
         """Return the other shards where the client may hold a job."""
-        return [shard for shard, channel in self._channels.items() if channel.has_reserved]
+        return list(self._holding)
+
+    def note_holding(self, shard: int) -> None:
+        """Note that the client may hold a job of *shard*."""
+        if shard not in self._holding:
+            self._holding.add(shard)
+            self.has_reserved_there = True
+        if not self.client.is_worker:
+            connecting.note_worker(self.broker, self.client)
 
     def _others(self) -> list[int]:
         return [shard for shard in range(self._shards) if shard != self._own]
@@ -235,12 +280,21 @@ class FrontSession(RestrictedSession):
         reply = super()._serve(data, pos, out, now, limit)
         if self._run:
             shard, run = self._run_shard, self._run
-            work = Run(shard, b"".join(run), len(run), self._is_run_repeatable)
+            data = run[0] if len(run) == 1 else b"".join(run)
+            note = partial(self._note_reserve_job, shard) if self._has_reserve_job else None
+            work = Run(shard, data, self._is_run_repeatable, note)
             self._run, self._run_size, self._run_shard, self._is_run_repeatable = [], 0, NO_SHARD, True
+            self._has_reserve_job = False
             self._begin(work)
             if self.is_eof:
                 self.end_remote_wait(shard)
             self.is_closing = self.has_more = False
+        return reply
+
+    def _note_reserve_job(self, shard: int, reply: bytes) -> bytes:
+        """Note that the client holds a job of *shard* if *reply*, the replies of a run with a reserve-job, says so."""
+        if b"RESERVED " in reply:
+            self.note_holding(shard)
         return reply
 
     def _park(self, work: Work) -> None:
@@ -252,13 +306,13 @@ class FrontSession(RestrictedSession):
         self._park(work)
         work.begin(self)
 
-    def _forward(self, shard: int, data: bytes, is_repeatable: bool) -> bytes:
-        """Add *data*, a command, to the run for *shard*; return an empty reply."""
+    def _forward(self, shard: int, data: bytes, is_repeatable: bool, size: int) -> bytes:
+        """Add *data*, a command, to the run for *shard*; return an empty reply. *size*: maximum bytes of its reply."""
         if self._run and (shard != self._run_shard or self._run_size > OUTPUT_SLICE):
             raise POSTPONED
         self._run.append(data)
         self._is_run_repeatable &= is_repeatable
-        self._run_size += len(data)
+        self._run_size += len(data) + size
         self._run_shard = shard
         return b""
 
@@ -279,9 +333,9 @@ class FrontSession(RestrictedSession):
             if id < self._base:
                 return self._search(verb, command, now)
             shard = (id - self._base) % self._shards
-        elif route == RESERVE and self.is_local:
+        elif route == RESERVE and self._reserve_shard == own and not self._holding:
             shard = own
-        elif route in (MANY, RESERVE):
+        elif route >= MANY:
             self._end_run()
             refusal = self.refusal(verb, command)
             return COMMANDS[verb.name](self, command, now) if refusal is None else refusal
@@ -290,10 +344,13 @@ class FrontSession(RestrictedSession):
         if shard != own:
             if verb.name == b"wait":  # alone in its run, so that it holds up no reply before it
                 self._end_run()
-                self._forward(shard, self.line + CRLF, True)
+                self._forward(shard, self.line + CRLF, True, 0)
                 return None
-            return self._forward(shard, self.line + CRLF, verb.name in REPEATABLE)
-        self._end_run()
+            self._has_reserve_job |= verb.name == b"reserve-job"
+            size = self.broker.max_job_size if verb.name in WITH_BODY else 0
+            return self._forward(shard, self.line + CRLF, verb.name in REPEATABLE, size)
+        if self._run:
+            raise POSTPONED
         return super()._handle(verb, command, now)
 
     def _search(self, verb: Verb, command: Command, now: int) -> bytes | None:
@@ -321,7 +378,8 @@ class FrontSession(RestrictedSession):
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
         shard = self._put_shard(command)
         if shard == self._own:
-            self._end_run()
+            if self._run:
+                raise POSTPONED
             return super()._begin_put(command, data, pos, out, now)
         size: int = command[4]
         if self._run and not (
@@ -341,7 +399,7 @@ class FrontSession(RestrictedSession):
         if id:
             return super()._end_put(command, id, body, now)
         line, self._put_line = self._put_line, b""
-        return self._forward(self._put_shard(command), b"".join((line, CRLF, body, CRLF)), False)
+        return self._forward(self._put_shard(command), b"".join((line, CRLF, body, CRLF)), False, 0)
 
     def _read_body(self, command: Command, id: int, data: bytes, pos: int, out: list[bytes], now: int) -> int:
         if not id:
@@ -357,11 +415,11 @@ class FrontSession(RestrictedSession):
             if before == self._own:
                 connecting.leave(self.broker, self.client)
             elif before in self._channels:
-                self._channels[before].tell(b"leave\r\n")
+                self._channels[before].send(b"leave")
 
     def use_there(self, shard: int, name: bytes) -> None:
         """Have *shard* create the tube *name*, and use it if a limit or a rule does not forbid it."""
-        self._begin(Run(shard, self.line + CRLF, 1, True, lambda reply: self._note_use(name, reply)))
+        self._begin(Run(shard, self.line + CRLF, True, lambda reply: self._note_use(name, reply)))
 
     def _note_use(self, name: bytes, reply: bytes) -> bytes:
         if reply.startswith(b"USING"):
@@ -386,21 +444,50 @@ class FrontSession(RestrictedSession):
         self.broker.refuse(Refusal.WATCHED, self.client, name)
         return False
 
-    def watch(self, name: bytes, weight: int) -> bytes:
+    def watch(self, shard: int, name: bytes, weight: int, reply: bytes) -> bytes | None:
+        """Watch the tube *name* of *shard*, and subscribe to the heads of all tubes if needed; return the reply.
+
+        *reply* is that of the own shard; without it, *shard* creates the tube if a limit or a rule does not forbid it.
+        """
+
+        def note(replied: list[bytes]) -> bytes:
+            last = b"".join([part.removeprefix(replies.SUBSCRIBED) for part in replied])
+            return self._note_watch(shard, name, weight) if last.startswith(b"WATCHING") else last
+
+        if reply and not reply.startswith(b"WATCHING"):
+            return reply
+        lines = {} if reply else {shard: self.line}
+        if not self._is_subscribed and self._needs_heads({shard, *self._watches}):
+            self._is_subscribed = True
+            for other in {shard, *self._watches}:
+                if other != self._own:
+                    lines[other] = b"subscribe\r\n" + lines[other] if other in lines else b"subscribe"
+        return self.gather(lines, note, [reply], True)
+
+    def _note_watch(self, shard: int, name: bytes, weight: int) -> bytes:
         """Note that *name* is watched; return the reply."""
-        if name not in self._watched and self.routes.shard_of(name) != self._own:
-            self._remote_watches += 1
+        if name not in self._watched:
+            self._watches[shard] = self._watches.get(shard, 0) + 1
+            self._note_shards()
         self._watched[name] = weight
         self.note_watched()
         return replies.watching(len(self._watched))
 
-    def watch_there(self, shard: int, name: bytes, weight: int) -> None:
-        """Have *shard* create the tube *name*, and watch it if a limit or a rule does not forbid it."""
+    def _note_shards(self) -> None:
+        """Update what depends on the shards of the watched tubes."""
+        shards = list(self._watches)
+        self._reserve_shard = shards[0] if len(shards) == 1 else NO_SHARD
+        if self._is_subscribed and not self._needs_heads(set(shards)):
+            self._is_subscribed = False
+            for channel in self._channels.values():
+                channel.send(b"unsubscribe")
 
-        def note(reply: bytes) -> bytes:
-            return self.watch(name, weight) if reply.startswith(b"WATCHING") else reply
+    def _needs_heads(self, shards: set[int]) -> bool:
+        """Whether to subscribe to the heads of the watched tubes, which *shards* own.
 
-        self._begin(Run(shard, self.line + CRLF, 1, True, note))
+        Also if they are many: each change of the subscription takes as long as there are tubes.
+        """
+        return len(shards) > 1 or len(self._watched) > MAX_UNSUBSCRIBED
 
     def ignore(self, name: bytes) -> None:
         """Stop watching the tube *name*, which is watched."""
@@ -409,10 +496,12 @@ class FrontSession(RestrictedSession):
         shard = self.routes.shard_of(name)
         if shard == self._own:
             connecting.unwatch(self.broker, self.client, name)
-            return
-        self._remote_watches -= 1
-        if shard in self._channels:
-            self._channels[shard].tell(b"unwatch %b\r\n" % name)
+        elif shard in self._channels:
+            self._channels[shard].send(b"unwatch " + name)
+        self._watches[shard] -= 1
+        if not self._watches[shard]:
+            del self._watches[shard]
+            self._note_shards()
 
     def note_watched(self) -> None:
         """Ignore `default` once another tube is watched, if the client may not consume `default`."""
@@ -424,14 +513,15 @@ class FrontSession(RestrictedSession):
 
     # Reserves
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the client watches tubes of the own shard only, and holds no job of another."""
-        return not (self._remote_watches or self.has_reserved_there)
-
     def reserve(self, until: int | None, batch: int, now: int) -> bytes | None:
-        """Reserve from tubes of several shards; see Reserve."""
+        """Reserve from tubes of another shard, or of several; see ForwardedReserve and Reserve."""
         connecting.note_worker(self.broker, self.client)
+        shard = self._reserve_shard
+        if shard not in (NO_SHARD, self._own) and self._holds_only(shard) and self.routes.is_linked(shard):
+            self._begin(ForwardedReserve(shard, self.line + CRLF, until, batch))
+            if self.is_eof:
+                self.end_remote_wait(shard)
+            return None
         work = Reserve(now if self.is_eof else until, batch)
         reply = work.begin(self, now)
         if reply is None:
@@ -439,6 +529,10 @@ class FrontSession(RestrictedSession):
             if self.awaited is None:
                 self._work = work
         return reply
+
+    def _holds_only(self, shard: int) -> bool:
+        """Whether the client holds no job of a shard other than *shard*."""
+        return not (self.client.reserved or self._holding) or (not self.client.reserved and self._holding == {shard})
 
     def best_remote_head(self) -> tuple[Head, int]:
         """Return the best known head of the watched tubes of other shards, and its shard; NO_SHARD if there is none."""
@@ -462,8 +556,7 @@ class FrontSession(RestrictedSession):
 
     def waited_shards(self) -> list[int]:
         """Return the other shards at which a reserve waits: for a job, or for the deadline of a reservation."""
-        found = {self.routes.shard_of(name) for name in self._watched}
-        found.update([shard for shard, channel in self._channels.items() if channel.has_reserved])
+        found = self._holding.union(self._watches)
         found.discard(self._own)
         return sorted(found)
 
@@ -472,21 +565,20 @@ class FrontSession(RestrictedSession):
         for shard in self.waited_shards():
             channel = self.channel(shard)
             if not channel.is_awaiting:
-                channel.is_awaiting = True
-                channel.ask(b"await\r\n", 1)
+                channel.begin_await()
 
     def claim(self, shard: int, line: bytes) -> None:
         """Send the claim *line* to *shard*; this ends the wait there."""
         channel = self.channel(shard)
         channel.end_await()
-        channel.ask(line, 1)
+        channel.ask(line)
 
     def decline_all(self, claimed: int) -> None:
         """End the waits at all shards but *claimed*, and decline their offers."""
         for shard, channel in self._channels.items():
             if channel.is_awaiting and shard != claimed:
                 channel.end_await()
-                channel.tell(b"decline\r\n")
+                channel.send(b"decline")
 
     # Commands for several shards
 

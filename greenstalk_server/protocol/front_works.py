@@ -37,6 +37,9 @@ class Work:
         """Keep *reply* of *shard*."""
         raise NotImplementedError
 
+    def receive_offer(self, shard: int, is_offered: bool) -> None:
+        """Note that *shard* offers a job; or, if not *is_offered*, that a reservation there is about to end."""
+
     def needs(self, shard: int) -> bool:
         """Whether the work needs a reply of *shard* to continue."""
         return True
@@ -56,26 +59,24 @@ class Work:
 
 
 class Run(Work):
-    """Commands for one shard, which changes nothing twice if it serves them twice, or may do so."""
+    """Commands for one shard."""
 
-    __slots__ = ("_count", "_data", "_is_repeatable", "_note", "_parts", "_shard")
+    __slots__ = ("_data", "_is_repeatable", "_note", "_reply", "_shard")
 
     def __init__(
-        self, shard: int, data: bytes, count: int, is_repeatable: bool, note: Callable[[bytes], bytes] | None = None
+        self, shard: int, data: bytes, is_repeatable: bool, note: Callable[[bytes], bytes] | None = None
     ) -> None:
-        """*data* has *count* commands. *note* returns what is sent in place of a reply."""
+        """*is_repeatable*: *data* may be served twice. *note* takes the replies; it returns what the client gets."""
         super().__init__()
         self._shard: int = shard
         self._data: bytes = data
-        self._count: int = count
         self._is_repeatable: bool = is_repeatable
-        self._parts: list[bytes] = []
         self._note: Callable[[bytes], bytes] | None = note
+        self._reply: bytes = b""
 
     def begin(self, session: FrontSession) -> None:
         """Forward the commands."""
-        self._parts = []
-        session.channel(self._shard).ask(self._data, self._count)
+        session.channel(self._shard).ask(self._data)
 
     def lose(self, session: FrontSession, shard: int) -> None:
         """Forward the commands again if that is harmless; else close the connection."""
@@ -87,18 +88,44 @@ class Run(Work):
             super().lose(session, shard)
 
     def receive(self, shard: int, reply: bytes) -> None:
-        """Keep *reply* of *shard*."""
-        self._parts.append(reply if self._note is None else self._note(reply))
-        self.has_news = len(self._parts) == self._count
+        """Keep all replies."""
+        self._reply = reply
+        self.has_news = True
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return all replies."""
-        return b"".join(self._parts)
+        return self._reply if self._note is None else self._note(self._reply)
 
     def end(self, session: FrontSession, now: int) -> bytes | None:
         """End the wait for a job, if the run has one."""
         session.end_remote_wait(self._shard)
         return None
+
+
+class ForwardedReserve(Run):
+    """A reserve of a client that watches tubes of one other shard only, and holds no job elsewhere.
+
+    If the shard is lost, the front itself waits: see Reserve.
+    """
+
+    __slots__ = ("_batch", "_until")
+
+    def __init__(self, shard: int, data: bytes, until: int | None, batch: int) -> None:
+        """*until* and *batch* as of Reserve."""
+        super().__init__(shard, data, True)
+        self._until: int | None = until
+        self._batch: int = batch
+
+    def lose(self, session: FrontSession, shard: int) -> None:
+        """Begin a Reserve with the rest of the time."""
+        if shard == self._shard:
+            session.replace_work(Reserve(self._until, self._batch))
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Return the reply."""
+        if self._reply.startswith(b"RESERVED"):
+            session.note_holding(self._shard)
+        return self._reply
 
 
 Merge: TypeAlias = Callable[[list[bytes]], bytes]
@@ -120,7 +147,7 @@ class Gathering(Work):
     def begin(self, session: FrontSession) -> None:
         """Send the commands."""
         for shard, line in self._awaited.items():
-            session.channel(shard).ask(line, 1)
+            session.channel(shard).ask(line)
 
     def receive(self, shard: int, reply: bytes) -> None:
         """Keep *reply* of *shard*."""
@@ -133,7 +160,7 @@ class Gathering(Work):
         if shard not in self._awaited:
             return
         if self._is_repeatable:
-            session.channel(shard).ask(self._awaited[shard], 1)
+            session.channel(shard).ask(self._awaited[shard])
         else:
             super().lose(session, shard)
 
@@ -170,18 +197,18 @@ class Search(Work):
             return self._reply
         self.has_news = False
         self._asked = self._shards.pop()
-        session.channel(self._asked).ask(self._line, 1)
+        session.channel(self._asked).ask(self._line)
         return None
 
 
 class Reserve(Work):
     """A reserve from tubes of several shards.
 
-    It is in one of three states: it waits at all shards (`_claimed` is NO_SHARD), it has sent a claim to the shard
-    `_claimed`, or it asks each of `_unasked` before it times out (`_is_last`).
+    It is in one of four states: not begun (`_is_begun`), it waits at all shards (`_claimed` is NO_SHARD), it has sent a
+    claim to the shard `_claimed`, or it asks each of `_unasked` before it times out (`_is_last`).
     """
 
-    __slots__ = ("_batch", "_claimed", "_is_last", "_offers", "_outcome", "_reply", "_unasked", "_until")
+    __slots__ = ("_batch", "_claimed", "_is_begun", "_is_last", "_offers", "_outcome", "_reply", "_unasked", "_until")
 
     def __init__(self, until: int | None, batch: int) -> None:
         """*until*: end of the wait in nanoseconds, None for never; *batch*: maximum of jobs, 0 for a single one."""
@@ -191,12 +218,14 @@ class Reserve(Work):
         self._claimed: int = NO_SHARD
         self._offers: list[int] = []
         self._reply: bytes = b""
+        self._is_begun: bool = False
         self._is_last: bool = False
         self._unasked: list[int] = []
         self._outcome: int = WaitOutcome.TIMED_OUT
 
     def begin(self, session: FrontSession, now: int) -> bytes | None:
         """Reserve the best of the known heads; without one, wait."""
+        self._is_begun = True
         session.cost += RESERVE_COST
         best, shard = session.best_remote_head()
         first = reserving.find(session.broker, session.client, now)
@@ -209,16 +238,19 @@ class Reserve(Work):
 
     def is_over(self, session: FrontSession) -> bool:
         """Whether `advance` is due."""
-        return self.has_news or (self._claimed == NO_SHARD and not session.client.is_waiting)
+        return self.has_news or (self._claimed == NO_SHARD and self._is_begun and not session.client.is_waiting)
 
     def receive(self, shard: int, reply: bytes) -> None:
-        """Keep *reply* of *shard*: to a claim, or to an await."""
+        """Keep *reply* of *shard* to the claim."""
         self.has_news = True
-        if shard == self._claimed:
-            self._reply = reply
-        elif reply == replies.OFFERED:
+        self._reply = reply
+
+    def receive_offer(self, shard: int, is_offered: bool) -> None:
+        """Note the offer, or that the wait must end soon."""
+        self.has_news = True
+        if is_offered:
             self._offers.append(shard)
-        elif reply == replies.DEADLINE_SOON:
+        else:
             self._outcome = WaitOutcome.DEADLINE_SOON
 
     def needs(self, shard: int) -> bool:
@@ -236,12 +268,15 @@ class Reserve(Work):
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return the reply, or claim, wait or ask on."""
         self.has_news = False
+        if not self._is_begun:
+            return self.begin(session, now)
         if self._claimed == NO_SHARD:
             return self._end_wait(session, now)
         if not self._reply:
             return None  # an offer of another shard, which may be claimed next
         claimed, self._claimed, reply, self._reply = self._claimed, NO_SHARD, self._reply, b""
         if reply.startswith(b"RESERVED") and reply != b"RESERVED_BATCH 0\r\n":
+            session.note_holding(claimed)
             session.decline_all(claimed)
             return reply
         session.pass_heads(claimed)

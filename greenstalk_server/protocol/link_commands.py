@@ -1,7 +1,8 @@
 """Commands that only other processes of the same queue send, over a link, for clients that are connected to them.
 
 To a client, these are unknown commands. The session of a remote client serves them beside the commands of the protocol,
-with one reply to each. Input that arrives while a remote client waits ends the wait with TIMED_OUT.
+and replies only to some of them. Input that arrives while a remote client waits ends the wait: a reserve and a wait are
+replied TIMED_OUT, an await is not replied.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from greenstalk_server.protocol.arguments import UnknownCommand
 from greenstalk_server.protocol.reserve_commands import ended_wait_reply, fill_batch
 from greenstalk_server.protocol.session_state import Command, SessionState
 from greenstalk_server.protocol.verb import Verb
+
+NO_REPLY: Final = b""
 
 
 def _require_remote(session: SessionState) -> None:
@@ -45,9 +48,10 @@ def claim_batch(session: SessionState, command: Command, now: int) -> bytes | No
 
 
 def await_offer(session: SessionState, command: Command, now: int) -> bytes | None:
-    """Wait for the offer of a job, or until a reservation is about to end."""
+    """Wait for the offer of a job, or until a reservation is about to end; the reply names the number of this await."""
     _require_remote(session)
     outcome = reserving.await_offer(session.broker, session.client, now)
+    session.await_number = command[1]
     if outcome == WaitOutcome.WAITING:
         session.is_waiting = True
         return None
@@ -58,14 +62,14 @@ def decline(session: SessionState, command: Command, now: int) -> bytes:
     """Decline the offer, if there is one."""
     _require_remote(session)
     decline_offer(session.broker, session.client, now)
-    return replies.DECLINED
+    return NO_REPLY
 
 
 def leave(session: SessionState, command: Command, now: int) -> bytes:
     """Use no tube."""
     _require_remote(session)
     connecting.leave(session.broker, session.client)
-    return replies.LEFT
+    return NO_REPLY
 
 
 def unwatch(session: SessionState, command: Command, now: int) -> bytes:
@@ -74,7 +78,21 @@ def unwatch(session: SessionState, command: Command, now: int) -> bytes:
     session.add_tube_cost(command[1])
     connecting.unwatch(session.broker, session.client, command[1])
     session.note_watched()
-    return replies.watching(len(session.client.watched))
+    return NO_REPLY
+
+
+def subscribe(session: SessionState, command: Command, now: int) -> bytes:
+    """Publish the heads of the tubes that the client watches."""
+    _require_remote(session)
+    connecting.subscribe(session.broker, session.client, is_on=True)
+    return replies.SUBSCRIBED
+
+
+def unsubscribe(session: SessionState, command: Command, now: int) -> bytes:
+    """Publish the heads of these tubes no longer."""
+    _require_remote(session)
+    connecting.subscribe(session.broker, session.client, is_on=False)
+    return NO_REPLY
 
 
 LINK_VERBS: Final = (
@@ -88,9 +106,11 @@ LINK_VERBS: Final = (
         is_extension=True,
         awaits_journal=False,
     ),
-    Verb(b"await", "", args.parse_bare, await_offer, grant.NOTHING, is_extension=True, awaits_journal=False),
+    Verb(b"await", "<number>", args.parse_id, await_offer, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"decline", "", args.parse_bare, decline, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"leave", "", args.parse_bare, leave, grant.NOTHING, is_extension=True, awaits_journal=False),
+    Verb(b"subscribe", "", args.parse_bare, subscribe, grant.NOTHING, is_extension=True, awaits_journal=False),
+    Verb(b"unsubscribe", "", args.parse_bare, unsubscribe, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"unwatch", "<tube>", args.parse_name, unwatch, grant.NOTHING, is_extension=True, awaits_journal=False),
 )
 """The commands of links. No client may use them."""

@@ -18,6 +18,8 @@ OLDEST_VERSION: Final = 2
 
 HEADER: Final = struct.Struct("<IBI")
 
+HEADER_SIZE: Final = 9
+
 MAX_PAYLOAD: Final = 65536
 """Bytes of a payload. A larger payload is an error of the peer, which closes the link."""
 
@@ -37,10 +39,16 @@ CALL: Final = 10
 ANSWER: Final = 11
 LEAD: Final = 12
 PING: Final = 13
-"""Kinds. HELLO and AUTH are the handshake. A front sends OPEN, DATA and CLOSE; an owner REPLY, CLOSED and HEAD.
-A process sends LEAD when it begins to lead a shard, and PING so that the peer hears from it."""
+END: Final = 14
+TELL: Final = 15
+PART: Final = 16
+"""Kinds. HELLO and AUTH are the handshake. A front sends OPEN, PART, DATA, TELL and CLOSE; an owner REPLY, END, CLOSED
+and HEAD. A process sends LEAD when it begins to lead a shard, and PING so that the peer hears from it."""
 
-KINDS: Final = range(HELLO, PING + 1)
+LAST_KIND: Final = PART
+
+SIZES: Final = [size.to_bytes(4, "little") for size in range(1024)]
+"""The sizes of most payloads, encoded."""
 
 
 class LinkError(Exception):
@@ -52,26 +60,24 @@ def frame(kind: int, channel: int, payload: bytes = b"") -> bytes:
     return HEADER.pack(len(payload), kind, channel) + payload
 
 
-def pieces(data: bytes) -> list[bytes]:
-    """Return *data* in payloads."""
-    if len(data) <= MAX_PAYLOAD:
-        return [data]
-    return [data[at : at + MAX_PAYLOAD] for at in range(0, len(data), MAX_PAYLOAD)]
+def tail(kind: int, channel: int) -> bytes:
+    """Return the part of a header that follows the size."""
+    return HEADER.pack(0, kind, channel)[4:]
 
 
 def first(data: bytes) -> tuple[int, bytes] | None:
     """Return the kind and the payload of the frame at the start of *data*, None if it is not whole; raise LinkError."""
-    if len(data) < HEADER.size:
+    if len(data) < HEADER_SIZE:
         return None
     length, kind, _ = HEADER.unpack_from(data)
     _check(length, kind)
-    end = HEADER.size + length
-    return (kind, data[HEADER.size : end]) if len(data) >= end else None
+    end = HEADER_SIZE + length
+    return (kind, data[HEADER_SIZE:end]) if len(data) >= end else None
 
 
 def _check(length: int, kind: int) -> None:
     """Raise LinkError unless a frame can have this payload size and kind."""
-    if length > MAX_PAYLOAD or kind not in KINDS:
+    if length > MAX_PAYLOAD or not 0 < kind <= LAST_KIND:
         raise LinkError(f"frame of kind {kind} with {length} bytes")
 
 
@@ -89,14 +95,18 @@ class FrameReader:
             data = self._rest + data
         found: list[tuple[int, int, bytes]] = []
         pos, size = 0, len(data)
-        while size - pos >= HEADER.size:
-            length, kind, channel = HEADER.unpack_from(data, pos)
+        while size - pos >= HEADER_SIZE:
+            # struct takes a third of the time of the whole loop
+            length = data[pos] + (data[pos + 1] << 8) + (data[pos + 2] << 16) + (data[pos + 3] << 24)
+            kind = data[pos + 4]
+            channel = data[pos + 5] + (data[pos + 6] << 8) + (data[pos + 7] << 16) + (data[pos + 8] << 24)
             _check(length, kind)
-            end = pos + HEADER.size + length
-            if end > size:
+            start = pos + HEADER_SIZE
+            pos = start + length
+            if pos > size:
+                pos = start - HEADER_SIZE
                 break
-            found.append((kind, channel, data[pos + HEADER.size : end]))
-            pos = end
+            found.append((kind, channel, data[start:pos]))
         self._rest = data[pos:]
         return found
 

@@ -39,10 +39,18 @@ ALREADY_RESERVED: Final = b"ALREADY_RESERVED\r\n"
 RELEASED: Final = b"RELEASED\r\n"
 TIMED_OUT: Final = b"TIMED_OUT\r\n"
 TOUCHED: Final = b"TOUCHED\r\n"
-DECLINED: Final = b"DECLINED\r\n"  # this and the next two: only over links
-LEFT: Final = b"LEFT\r\n"
-OFFERED: Final = b"OFFERED\r\n"
+SUBSCRIBED: Final = b"SUBSCRIBED\r\n"  # only over links
 UNKNOWN_COMMAND: Final = b"UNKNOWN_COMMAND\r\n"
+
+
+def offered(number: int) -> bytes:
+    """Return the reply to the await *number* that a job is offered. Only over links."""
+    return b"OFFERED %d\r\n" % number
+
+
+def near_deadline(number: int) -> bytes:
+    """Return the reply to the await *number* that a reservation is about to end. Only over links."""
+    return b"NEAR_DEADLINE %d\r\n" % number
 
 
 def inserted(id: int) -> bytes:

@@ -12,13 +12,13 @@ from greenstalk_server.protocol.session_state import Command, SessionState
 
 def reserve(session: SessionState, command: Command, now: int) -> bytes | None:
     """Reserve a job; wait for it without a limit."""
-    session.broker.counters.cmd_reserve += 1
+    session.broker.counters.cmd_reserve += not session.client.is_remote  # its front counts the command
     return _reserve_until(session, None, now)
 
 
 def reserve_with_timeout(session: SessionState, command: Command, now: int) -> bytes | None:
     """Reserve a job; wait for it until the timeout."""
-    session.broker.counters.cmd_reserve_with_timeout += 1
+    session.broker.counters.cmd_reserve_with_timeout += not session.client.is_remote  # its front counts the command
     _, timeout = command
     return _reserve_until(session, None if timeout is None else now + timeout, now)
 
@@ -133,12 +133,20 @@ def ended_wait_reply(session: SessionState, outcome: int | None) -> bytes:
     if session.job_wait:
         id, session.job_wait = session.job_wait, 0
         return _job_wait_reply(outcome, id)
+    if session.await_number:
+        number, session.await_number = session.await_number, 0
+        return _await_reply(outcome, number)
     is_batch, session.batch_size = session.batch_size > 0, 0
     if outcome == WaitOutcome.DEADLINE_SOON:
         return replies.DEADLINE_SOON
-    if outcome == WaitOutcome.OFFERED:
-        return replies.OFFERED
     return replies.reserved_batch(0) if is_batch and outcome == WaitOutcome.TIMED_OUT else replies.TIMED_OUT
+
+
+def _await_reply(outcome: int | None, number: int) -> bytes:
+    """Return the reply to the await *number*, which is empty if further input has ended it."""
+    if outcome == WaitOutcome.OFFERED:
+        return replies.offered(number)
+    return replies.near_deadline(number) if outcome == WaitOutcome.DEADLINE_SOON else b""
 
 
 def awaited_reply(session: SessionState, now: int) -> bytes:

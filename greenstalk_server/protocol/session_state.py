@@ -60,6 +60,7 @@ class SessionState:
     batch_size      number of jobs that the current reserve-batch asked for, 0 if there is none.
     batch           jobs of that batch, and their bodies, while the body of its last job is being read; else None.
     job_wait        id of the job that the client waits for, 0 if there is none.
+    await_number    number of the await with which a remote client waits for an offer, 0 if it does not.
     meta            the fields that follow the size of each job.
     extends_stats   whether replies to stats commands have the extended keys.
     may_reserve     whether access rules allow reserves from the watched tubes.
@@ -69,6 +70,7 @@ class SessionState:
     __slots__ = (
         "_body",
         "_is_body_here",
+        "await_number",
         "awaited",
         "batch",
         "batch_size",
@@ -109,6 +111,7 @@ class SessionState:
         self.batch_size: int = 0
         self.batch: list[tuple[Job, bytes]] | None = None
         self.job_wait: int = 0
+        self.await_number: int = 0
         self.meta: tuple[bytes, ...] = ()
         self.extends_stats: bool = extends_stats
         self.may_reserve: bool = True

@@ -14,12 +14,14 @@ class OfferModel(Model):
     """The state of a queue, some of whose clients are remote.
 
     remote  numbers of the remote clients.
+    takers  numbers of those whose last wait was for an offer.
     offers  the job that is offered to each of them, and the time at which the offer lapses, by their number.
     """
 
     def __init__(self, now: int) -> None:
         super().__init__(now)
         self.remote: set[int] = set()
+        self.takers: set[int] = set()
         self.offers: dict[int, tuple[ModelJob, int]] = {}
 
     def tubes(self) -> set[str]:
@@ -55,9 +57,15 @@ class OfferModel(Model):
         self.decline(number)
         job = self.next_for(self.clients[number])
         if job is None:
-            return self.reserve(number, None)
+            outcome = self.reserve(number, None)
+            self.takers.add(number)
+            return outcome
         self.offers[number] = job, self.now + OFFER_TIME
         return "OFFERED"
+
+    def reserve(self, number: int, timeout: int | None) -> int | str:
+        self.takers.discard(number)
+        return super().reserve(number, timeout)
 
     def claim(self, number: int) -> int | str:
         self.offers.pop(number, None)
@@ -110,7 +118,7 @@ class OfferModel(Model):
             job = self.next_for(client)
             if job is not None:
                 self.waiting.remove(number)
-                if number in self.remote:
+                if number in self.takers:
                     self.offers[number] = job, self.now + OFFER_TIME
                     client.ended.append("OFFERED")
                 else:

@@ -50,20 +50,18 @@ def change(process: Process, owners: dict[int, str], processes: dict[str, str] |
     process.membership.on_change()
 
 
-def read_use(peer: Peer) -> tuple[int, int]:
-    """Read frames until a channel sends a use of TUBE; return the channel, and the number of commands before that."""
-    data = b""
-    while not data.endswith(b"use " + TUBE + b"\r\n"):
+def read_use(peer: Peer) -> int:
+    """Read frames until a channel sends a use of TUBE; return the channel."""
+    while True:
         kind, channel, payload = peer.read()
         if kind == frames.DATA:
-            data += payload
-    return channel, data.count(b"\r\n") - 1
+            assert payload == b"use " + TUBE + b"\r\n"
+            return channel
 
 
 def reply_to_use(peer: Peer) -> None:
     """Read a use of TUBE, and reply to it."""
-    channel, count = read_use(peer)
-    peer.send(frames.REPLY, channel, b"USING x\r\n" * count + b"USING " + TUBE + b"\r\n")
+    peer.send(frames.END, read_use(peer), b"USING " + TUBE + b"\r\n")
 
 
 def receive(client: socket.socket, ending: bytes) -> bytes:

@@ -70,7 +70,7 @@ def test_channel_speaks_the_protocol(peer: Peer) -> None:
     peer.open(5)
     peer.send(frames.DATA, 5, b"use mail\r\nput 0 0 60 1\r\nx\r\n")
     kind, channel, payload = peer.read()
-    assert (kind, channel) == (frames.REPLY, 5)
+    assert (kind, channel) == (frames.END, 5)
     assert payload == b"USING mail\r\nINSERTED 3\r\n"
 
 

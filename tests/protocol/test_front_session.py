@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from greenstalk_server.core.broker import Broker
@@ -11,6 +9,7 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.tube_shards import shard_of_tube
 from greenstalk_server.core.tubes.head_watch import Head
+from greenstalk_server.protocol.front_channel import Receive
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.session import Session
 from tests.support.world import make_broker
@@ -36,13 +35,16 @@ class Owner:
     def is_linked(self, shard: int) -> bool:
         return True
 
-    def open(self, shard: int, session: FrontSession, receive: Callable[[bytes | None], None]) -> Owner:
+    def open(self, shard: int, session: FrontSession, receive: Receive) -> Owner:
         self.receive = receive
         self.session = remote_session(self.broker)
         return self
 
     def send(self, data: bytes) -> None:
         self.sent += data
+
+    def tell(self, data: bytes) -> None:
+        self.session.receive(data, 0)
 
     def close(self) -> None: ...
 
@@ -51,7 +53,7 @@ class Owner:
         sent, self.sent = self.sent, b""
         replies = self.session.receive(sent, 0)
         if replies:
-            self.receive(replies)
+            self.receive(replies, True)
 
 
 def remote_session(broker: Broker) -> Session:
@@ -73,7 +75,7 @@ def front(owner: Owner) -> FrontSession:
 
 def test_input_behind_an_await_ends_it() -> None:
     session = remote_session(make_broker())
-    assert session.receive(b"watch t 1\r\nawait\r\nclaim\r\n", 0) == b"WATCHING 1\r\nTIMED_OUT\r\nTIMED_OUT\r\n"
+    assert session.receive(b"watch t 1\r\nawait 1\r\nclaim\r\n", 0) == b"WATCHING 1\r\nTIMED_OUT\r\n"
 
 
 def test_input_behind_a_wait_for_a_job_waits() -> None:
@@ -88,7 +90,7 @@ def test_end_of_input_ends_a_reserve_that_has_other_news(front: FrontSession, ow
     assert front.resume(0) == b"WATCHING 2\r\n"
     assert front.receive(b"reserve\r\n", 0) == b""
     owner.serve()
-    owner.receive(None)
+    owner.receive(None, True)
     assert front.receive_eof(1) == b""
     owner.serve()
     assert front.resume(1) == b"TIMED_OUT\r\n"

@@ -89,7 +89,7 @@ def _check_totals(broker: Broker) -> None:
     assert broker.totals.buried == states.count(BURIED)
     assert broker.producer_count == sum(client.is_producer and not client.is_remote for client in broker.clients)
     assert broker.worker_count == sum(client.is_worker and not client.is_remote for client in broker.clients)
-    assert broker.waiting_count == sum(is_in_reserve(client) and not client.is_remote for client in broker.clients)
+    assert broker.waiting_count == sum(is_in_reserve(client) and not client.takes_offers for client in broker.clients)
     assert broker.remote_count == sum(client.is_remote for client in broker.clients)
 
 
@@ -241,7 +241,7 @@ def _check_subscriptions(broker: Broker) -> None:
     """Assert that each process subscribes to the heads of the tubes that its clients watch, once for each client."""
     expected: dict[Tube, dict[object, int]] = {}
     for client in [*broker.clients, *broker.closing_clients]:
-        for tube in client.watched.values() if client.is_remote else ():
+        for tube in client.watched.values() if client.is_subscribed else ():
             counts = expected.setdefault(tube, {})
             counts[client.front] = counts.get(client.front, 0) + 1
     assert broker.heads._subscribers == expected

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
@@ -22,6 +22,7 @@ from greenstalk_server.core.tube_shards import Pin, TubeShards, shard_of_tube
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE
+from greenstalk_server.protocol.front_channel import Receive
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from tests.support import invariants
@@ -31,8 +32,6 @@ from tests.support.world import START, make_broker
 SHARDS: Final = 3
 MAX_STEPS: Final = 20_000
 """Maximum number of messages until the shards are at rest."""
-
-Receive: TypeAlias = Callable[[bytes | None], None]
 
 
 def tube_on(shard: int, number: int = 0) -> bytes:
@@ -50,7 +49,7 @@ class Wire:
         self.owner = owner
         self.session = session
         self.receive = receive
-        self.kept: list[bytes] = []
+        self.kept: list[tuple[bytes, bool]] = []
         self.served: Served | None = None
         if front.is_linked(owner.number):
             self.attach()
@@ -59,17 +58,23 @@ class Wire:
         self.served = Served(self)
         self.front.wires.append(self)
         kept, self.kept = self.kept, []
-        for data in kept:
-            self.send(data)
+        for data, is_told in kept:
+            self._post(data, is_told)
 
     def send(self, data: bytes) -> None:
+        self._post(data, is_told=False)
+
+    def tell(self, data: bytes) -> None:
+        self._post(data, is_told=True)
+
+    def _post(self, data: bytes, is_told: bool) -> None:
         if self.served is None:
-            self.kept.append(data)
+            self.kept.append((data, is_told))
         else:
-            self.front.post(self.owner, partial(self.served.push, data))
+            self.front.post(self.owner, partial(self.served.push, data, is_told))
 
     def close(self) -> None:
-        self.receive = lambda data: None
+        self.receive = lambda data, is_complete: None
         if self.served is not None:
             self.front.wires.remove(self)
             self.front.post(self.owner, self.served.close)
@@ -83,14 +88,19 @@ class Served:
         self.shard = wire.owner
         self.input: list[bytes] = []
         self.is_closed = False
+        self.is_end_due = False
         grants = wire.session._grants
         self.session = RestrictedSession(self.shard.broker, self._wake, grants, 0, self.shard.queue.now)
         self.session.may_reserve = True
         connecting.become_remote(self.shard.broker, self.session.client, wire.front.number)
 
-    def push(self, data: bytes) -> None:
-        self.input.append(data)
-        self.resume()
+    def push(self, data: bytes, is_told: bool) -> None:
+        if is_told:
+            assert not self.input
+            self._serve_told(data)
+        else:
+            self.input.append(data)
+            self.resume()
 
     def resume(self) -> None:
         """Serve as long as there is work, a slice each."""
@@ -103,17 +113,24 @@ class Served:
                 out = session.receive(data, now, limit)
             else:
                 break
-            self._reply(b"".join([out, *stream_of(session)]))
+            out = b"".join([out, *stream_of(session)])
+            is_complete = not (session.has_more or session.is_waiting)
+            if out or (is_complete and self.is_end_due):
+                self.is_end_due = not is_complete
+                self.shard.post(self.wire.front, partial(self._pass, out, is_complete))
             if session.is_closing:
                 self.close()
-                self._reply(None)
+                self.shard.post(self.wire.front, partial(self._pass, None, True))
 
-    def _reply(self, out: bytes | None) -> None:
-        if out != b"":
-            self.shard.post(self.wire.front, partial(self._pass, out))
+    def _serve_told(self, data: bytes) -> None:
+        """Serve *data*, and send no replies."""
+        session, now, limit = self.session, self.shard.queue.now, self.shard.queue.limit
+        session.receive(data, now, limit)
+        while session.has_more:
+            session.resume(now, limit)
 
-    def _pass(self, out: bytes | None) -> None:
-        self.wire.receive(out)
+    def _pass(self, out: bytes | None, is_complete: bool) -> None:
+        self.wire.receive(out, is_complete)
 
     def _wake(self) -> None:
         self.shard.queue.woken.append(self.resume)
@@ -185,7 +202,7 @@ class Shard(BrokerListener):
         for wire in lost:
             assert wire.served is not None
             wire.served.close()
-            wire.receive(None)
+            wire.receive(None, True)
 
 
 class Front:

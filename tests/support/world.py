@@ -156,6 +156,7 @@ class World(BrokerListener):
         """Connect a client of the process *front* that uses no tube and watches *watch*."""
         actor = Actor(self, b"default", [b"default"])
         connecting.become_remote(self.broker, actor.client, front)
+        connecting.subscribe(self.broker, actor.client, is_on=True)
         for name in watch:
             actor.watch(name)
         return actor

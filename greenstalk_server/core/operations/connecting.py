@@ -37,7 +37,7 @@ def connect(broker: Broker, wake: Callable[[], None]) -> Client:
 def become_remote(broker: Broker, client: Client, front: object) -> None:
     """Make *client*, which is new, a remote client: its connection is at another process, *front*.
 
-    It uses and watches no tube, is not counted among the connections, and gets offers instead of jobs when it waits.
+    It uses and watches no tube, and is not counted among the connections.
     """
     broker.counters.total_connections -= 1
     broker.remote_count += 1
@@ -160,7 +160,7 @@ def watch(broker: Broker, client: Client, name: bytes) -> int:
         tube.watching += 1
         client.watched[name] = tube
         _leave_tube_set(broker, client)
-        if client.is_remote:
+        if client.is_subscribed:
             broker.heads.subscribe(tube, client.front)
     return len(client.watched)
 
@@ -185,10 +185,19 @@ def unwatch(broker: Broker, client: Client, name: bytes) -> None:
 
 def _end_watch(broker: Broker, client: Client, tube: Tube) -> None:
     """Update *tube*, which *client* watches no longer."""
-    if client.is_remote:
+    if client.is_subscribed:
         broker.heads.unsubscribe(tube, client.front)
     tube.watching -= 1
     broker.drop_if_unneeded(tube)
+
+
+def subscribe(broker: Broker, client: Client, *, is_on: bool) -> None:
+    """Have the front of the remote *client* told the heads of the tubes that the client watches, or no longer."""
+    if client.is_subscribed != is_on:
+        client.is_subscribed = is_on
+        change = broker.heads.subscribe if is_on else broker.heads.unsubscribe
+        for tube in client.watched.values():
+            change(tube, client.front)
 
 
 def set_weight(client: Client, name: bytes, weight: int) -> None:

@@ -56,7 +56,7 @@ def await_offer(broker: Broker, client: Client, now: int) -> int:
     decline_offer(broker, client, now)
     job = find(broker, client, now)
     if job is None:
-        return wait(broker, client, None, now)
+        return wait(broker, client, None, now, takes_offers=True)
     add_offer(broker, job, client, now)
     return WaitOutcome.OFFERED
 
@@ -124,7 +124,7 @@ def reserve_job(broker: Broker, client: Client, id: int, now: int) -> Job | None
     return None if is_expired else job
 
 
-def wait(broker: Broker, client: Client, until: int | None, now: int) -> int:
+def wait(broker: Broker, client: Client, until: int | None, now: int, *, takes_offers: bool = False) -> int:
     """Park *client*, for which `reserve` has just found nothing, until a job is ready or the time is *until*.
 
     Return WaitOutcome.WAITING: later the broker sets `client.outcome` and calls `client.wake`. If the
@@ -141,12 +141,13 @@ def wait(broker: Broker, client: Client, until: int | None, now: int) -> int:
     if until is not None and until <= now:
         return WaitOutcome.TIMED_OUT
     client.is_waiting = True
+    client.takes_offers = takes_offers
     broker.waits += 1
     client.waiting_since = now
     client.wait_number = broker.waits
     client.wait_until = until
     client.outcome = None
-    broker.waiting_count += not client.is_remote
+    broker.waiting_count += not takes_offers
     if client.tube_set is not None:
         client.tube_set.waiters[client] = None
     else:

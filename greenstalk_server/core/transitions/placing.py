@@ -32,7 +32,7 @@ def add_ready(broker: Broker, job: Job, now: int) -> None:
     must_wait = isinstance(job, TaggedJob) and job.must_queue
     if waiter is None or must_wait or (tube.policy_state is not None and tube.policy_state.expiry_of(job) <= now):
         queue_ready(broker, job)
-    elif tube.ready.count or broker.dependents.targets or waiter.is_remote or wait_cost(waiter) > 1:
+    elif tube.ready.count or broker.dependents.targets or waiter.takes_offers or wait_cost(waiter) > 1:
         # There are ready jobs if a pause or limit has just ended, or a slice was too short. Dependents may have a
         # better job. An offer leaves the job ready.
         queue_ready(broker, job)

@@ -1,6 +1,6 @@
 """The ends of waits: ready jobs for the clients that wait for them, and outcomes without a job. Pure.
 
-A remote client may wait at several servers at once, so it must not get a job from each. Its wait ends with an *offer*
+A client that waits at several servers at once must not get a job from each. So its wait ends with an *offer*
 instead: the job stays ready, in its place, and no reserve takes it for at most OFFER_TIME. The client either claims it,
 which is a reserve, or declines. An offer is not counted, and not recorded.
 """
@@ -71,7 +71,7 @@ def dispatch(broker: Broker, tube: Tube, limit: int, now: int) -> int:
             broker.arm(tube, now)
             return done
         done += cost
-        if waiter.is_remote:
+        if waiter.takes_offers:
             add_offer(broker, job, waiter, now)
             end_wait(broker, waiter, WaitOutcome.OFFERED)
         else:
@@ -154,7 +154,7 @@ def cancel_wait(broker: Broker, client: Client) -> None:
         client.awaited_id = 0
     elif client.is_waiting:
         client.is_waiting = False
-        broker.waiting_count -= not client.is_remote
+        broker.waiting_count -= not client.takes_offers
         if client.tube_set is not None:
             del client.tube_set.waiters[client]
         else:
