@@ -70,6 +70,7 @@ class FrontSession(RestrictedSession):
         "_channels",
         "_has_reserve_job",
         "_holding",
+        "_is_counted",
         "_is_run_repeatable",
         "_is_subscribed",
         "_own",
@@ -114,6 +115,7 @@ class FrontSession(RestrictedSession):
         self._run: list[bytes] = []
         self._run_size: int = 0
         self._is_run_repeatable: bool = True
+        self._is_counted: bool = False  # the commands of the work are counted for the rate limit
         self._has_reserve_job: bool = False
         self._run_shard: int = NO_SHARD
         self._used: bytes = DEFAULT_TUBE
@@ -174,7 +176,10 @@ class FrontSession(RestrictedSession):
             if self.awaited is not None:  # the work is done; the body of its job is being read
                 self._work = None
             return b""
-        self._work = None
+        is_counted, self._work = self._is_counted, None
+        self._is_counted = False
+        if self.is_timed:
+            self._note_served(0 if is_counted else 1, now)
         if self.stream is not None:
             self.has_more = True
             return reply
@@ -182,7 +187,10 @@ class FrontSession(RestrictedSession):
             self.stream = WholeStream(reply)
             self.has_more = True
             return b""
-        return self._serve(self._rest, self._position, [reply], now, limit)
+        if self.has_more:
+            return reply  # the client is ahead of its rate
+        later = self._serve(self._rest, self._position, [], now, limit)
+        return reply + later if later else reply
 
     def close(self, now: int) -> None:
         """Disconnect the client, here and at the other shards."""
@@ -286,6 +294,7 @@ class FrontSession(RestrictedSession):
             self._run, self._run_size, self._run_shard, self._is_run_repeatable = [], 0, NO_SHARD, True
             self._has_reserve_job = False
             self._begin(work)
+            self._is_counted = True
             if self.is_eof:
                 self.end_remote_wait(shard)
             self.is_closing = self.has_more = False

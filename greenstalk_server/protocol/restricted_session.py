@@ -101,16 +101,18 @@ class RestrictedSession(Session):
         if not self.is_timed:
             return super()._serve(data, pos, out, now, limit)
         reply = super()._serve(data, pos, out, now, limit if len(limit) <= len(self._slice) else self._slice)
-        self._served += len(out)
-        if self._interval and out:
-            self._limit_rate(len(out), now)
+        if out:
+            self._note_served(len(out), now)
         return reply
 
-    def _limit_rate(self, served: int, now: int) -> None:
-        """Pause the client if it is more than one second of commands ahead of its rate."""
-        self._ahead_until = max(self._ahead_until, now) + served * self._interval
+    def _note_served(self, count: int, now: int) -> None:
+        """Count commands; pause the client if it is more than one second of commands ahead of its rate."""
+        self._served += count
+        if not self._interval:
+            return
+        self._ahead_until = max(self._ahead_until, now) + count * self._interval
         excess = self._ahead_until - now - SECOND
-        if excess > 0 and not (self.is_waiting or self.is_closing):
+        if excess > 0 and not (self.is_waiting or self.is_closing or self._must_wait()):
             self.has_more = True
             self.pause = excess / SECOND
             self.broker.limit_counters.note("rate", self.client.address)
