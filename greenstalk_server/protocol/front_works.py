@@ -79,8 +79,8 @@ class Run(Work):
         session.channel(self._shard).ask(self._data)
 
     def lose(self, session: FrontSession, shard: int) -> None:
-        """Forward the commands again if that is harmless; else close the connection."""
-        if shard != self._shard:
+        """Forward the commands again if that is harmless; else close the connection. Keep replies that are there."""
+        if shard != self._shard or self.has_news:
             return
         if self._is_repeatable:
             self.begin(session)
@@ -182,8 +182,8 @@ class Search(Work):
         self._asked: int = NO_SHARD
 
     def lose(self, session: FrontSession, shard: int) -> None:
-        """Close the connection if *shard* was asked."""
-        if shard == self._asked:
+        """Close the connection if *shard* was asked, and has not replied."""
+        if shard == self._asked and not self.has_news:
             super().lose(session, shard)
 
     def receive(self, shard: int, reply: bytes) -> None:

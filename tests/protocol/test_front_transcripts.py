@@ -137,6 +137,34 @@ def test_claim_that_comes_too_late_times_out() -> None:
     assert sorted([one.take(), other.take()]) == [b"RESERVED 2 1\r\na\r\n", b"TIMED_OUT\r\n"]
 
 
+# Lost links
+
+
+@pytest.mark.parametrize(
+    ("command", "reply"),
+    [
+        (put(THERE), b"INSERTED 4\r\n"),
+        (b"use %b\r\n" % THERE, b"USING %b\r\n" % THERE),
+        (b"peek 4\r\n", b"NOT_FOUND\r\n"),
+        (b"wait 4\r\n", b"NOT_FOUND\r\n"),
+    ],
+    ids=["put", "use", "peek", "wait"],
+)
+def test_reply_that_has_arrived_survives_the_loss_of_the_link(command: bytes, reply: bytes) -> None:
+    queue = Shards()
+    queue.client().send(put(THERE))
+    client = queue.client()
+    client.push(command)
+    while not client.session.is_woken:
+        assert queue.step()
+    queue.cut(0, 1)
+    assert client.take() == reply
+    client.push(b"stats-tube %b\r\nstats-group no\r\n" % THERE)
+    queue.mend(0, 1)
+    assert client.take().startswith(b"OK ")
+    assert not client.session.is_closing
+
+
 # Jobs whose ids do not name their shards, after `journal reshard`
 
 
