@@ -372,6 +372,8 @@ class FrontSession(RestrictedSession):
         reply = work.advance(self, now)
         if reply is None:
             self._park(work)
+            if self.is_eof:
+                work.end(self, now)
         return reply
 
     # Puts

@@ -186,6 +186,11 @@ class Search(Work):
         if shard == self._asked and not self.has_news:
             super().lose(session, shard)
 
+    def end(self, session: FrontSession, now: int) -> bytes | None:
+        """End the wait for a job, if the command is one."""
+        session.end_remote_wait(self._asked)
+        return None
+
     def receive(self, shard: int, reply: bytes) -> None:
         """Keep *reply* of *shard*."""
         self._reply = reply

@@ -206,6 +206,17 @@ def test_job_with_an_old_id_is_found_on_any_shard(shard: int) -> None:
     assert found[-2:] == [b"NOT_FOUND\r\n", b"open"]
 
 
+@pytest.mark.parametrize("shard", range(3))
+def test_end_of_the_input_ends_the_wait_for_a_job_with_an_old_id(shard: int) -> None:
+    queue = resharded(shard)
+    waiting, late = queue.client(), queue.client()
+    assert waiting.send(b"wait %d\r\n" % OLD_ID) == b""
+    assert waiting.send_eof() == b"TIMED_OUT\r\n"
+    late.push(b"wait %d\r\n" % OLD_ID)
+    assert late.send_eof() == b"TIMED_OUT\r\n"
+    assert waiting.session.is_closing and late.session.is_closing
+
+
 # Access rules and rate limits
 
 
