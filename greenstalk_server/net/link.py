@@ -118,6 +118,11 @@ class Wire:
         for is_told, data in kept:
             self.tell(data) if is_told else self.send(data)
 
+    @property
+    def kept_count(self) -> int:
+        """The number of messages that wait for a link."""
+        return len(self._kept)
+
     def send(self, data: bytes) -> None:
         """Send *data*, or keep it until there is a link. Does not switch."""
         if self.link is None:

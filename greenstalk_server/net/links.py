@@ -66,6 +66,10 @@ OUTAGE_WAIT: Final = 30.0
 CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks for commands that have waited for OUTAGE_WAIT."""
 
+MAX_KEPT: Final = 64
+"""Messages that a channel keeps for a shard that cannot be reached, unless its client waits for the reply to one. A
+client that goes on at other shards changes its state at this one too, so another channel replaces one with more."""
+
 PING_INTERVAL: Final = 2.0
 """Seconds between two pings on each link."""
 
@@ -262,11 +266,8 @@ class Links:
         link.lost.set()
         for tube in [tube for tube in self.heads if self.shard_of(tube) == link.shard]:
             del self.heads[tube]
-        was_ending = bool(self._ending)
-        self._ending.extend([partial(wire.receive, None, True) for wire in wires])
-        self._ending.extend([partial(self._end, client) for client in clients])
-        if not was_ending and not self._is_stopping:
-            gevent.spawn(self._end_channels)
+        self._end_later([partial(wire.receive, None, True) for wire in wires])
+        self._end_later([partial(self._end, client) for client in clients])
 
     def note_lead(self, link: Link) -> None:
         """Send to *link* what waits for the shard that its peer leads from now on. Does not switch."""
@@ -297,6 +298,13 @@ class Links:
     def _end(self, client: ServedClient) -> None:
         client.close(self.clock())
 
+    def _end_later(self, ends: Sequence[Callable[[], None]]) -> None:
+        """Call each of *ends*, which end channels, little by little. Does not switch."""
+        was_ending = bool(self._ending)
+        self._ending.extend(ends)
+        if ends and not was_ending and not self._is_stopping:
+            gevent.spawn(self._end_channels)
+
     def _end_channels(self) -> None:
         """End the channels of lost links. Switches."""
         while self._ending:
@@ -310,11 +318,14 @@ class Links:
             gevent.sleep(CHECK_INTERVAL)
             before = self.clock() - round(OUTAGE_WAIT * SECOND)
             for shard, wires in self._waiting.items():
-                for wire in [wire for wire, since in wires.items() if wire.is_closed or since < before]:
+                for wire, since in list(wires.items()):
                     if wire.is_closed:
                         del wires[wire]
-                    elif wire.session.needs(shard):
+                    elif since < before and wire.session.needs(shard):
                         wire.session.client.hang_up()
+                    elif wire.kept_count > MAX_KEPT and not wire.session.needs(shard):
+                        del wires[wire]  # the session opens another channel when it needs the shard
+                        self._end_later([partial(wire.receive, None, True)])
 
     def _ping_forever(self) -> None:
         """Ping the other processes, and drop the links to those that are silent. Switches."""

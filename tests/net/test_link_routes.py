@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.net import links
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.front_channel import NO_SHARD
 from tests.net.in_process import is_readable, read_to_end, wait_until
@@ -50,18 +51,17 @@ def change(process: Process, owners: dict[int, str], processes: dict[str, str] |
     process.membership.on_change()
 
 
-def read_use(peer: Peer) -> int:
-    """Read frames until a channel sends a use of TUBE; return the channel."""
+def read_command(peer: Peer, line: bytes) -> int:
+    """Read frames until a channel sends *line*; return the channel."""
     while True:
         kind, channel, payload = peer.read()
-        if kind == frames.DATA:
-            assert payload == b"use " + TUBE + b"\r\n"
+        if kind == frames.DATA and payload == line + b"\r\n":
             return channel
 
 
 def reply_to_use(peer: Peer) -> None:
     """Read a use of TUBE, and reply to it."""
-    peer.send(frames.END, read_use(peer), b"USING " + TUBE + b"\r\n")
+    peer.send(frames.END, read_command(peer, b"use " + TUBE), b"USING " + TUBE + b"\r\n")
 
 
 def receive(client: socket.socket, ending: bytes) -> bytes:
@@ -118,10 +118,37 @@ def test_command_that_waits_is_sent_to_the_new_owner(process: Process, client: s
     former, new = process.linked("a1"), process.linked("b1")
     change(process, {1: "a1"})
     client.sendall(b"use " + TUBE + b"\r\n")
-    read_use(former)
+    read_command(former, b"use " + TUBE)
     change(process, {1: "b1"})
     reply_to_use(new)
     assert receive(client, b"\r\n") == b"USING " + TUBE + b"\r\n"
+
+
+def test_channel_of_a_shard_without_owner_keeps_little(
+    process: Process, client: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that goes on changes the state of its session, which another channel passes on later."""
+    monkeypatch.setattr(links, "CHECK_INTERVAL", 0.05)
+    former = process.linked("a1")
+    change(process, {1: "a1"})
+    client.sendall(b"watch " + TUBE + b"\r\n")
+    channel = read_command(former, b"watch " + TUBE)
+    former.send(frames.END, channel, b"WATCHING 2\r\n")
+    assert receive(client, b"\r\n") == b"WATCHING 2\r\n"
+    former.sock.close()
+    wait_until(lambda: not process.links.is_linked(1))
+    client.sendall(b"reserve-with-timeout 1\r\n")
+    wait_until(lambda: 1 in process.links._waiting)
+    client.sendall(b"stats-mode standard\r\n" * 2 * links.MAX_KEPT)
+    assert receive(client, b"USING standard\r\n" * 2 * links.MAX_KEPT).startswith(b"TIMED_OUT")
+    wait_until(lambda: not process.links._waiting[1])
+    new = process.linked("b1")
+    change(process, {1: "b1"})
+    client.sendall(b"reserve-with-timeout 1\r\n")
+    told = b""
+    while (frame := new.read())[0] != frames.DATA:
+        told += frame[2] if frame[0] == frames.TELL else b""
+    assert told.count(b"stats-mode") == 1
 
 
 def test_session_from_before_a_takeover_uses_the_shard_of_its_own_process(tmp_path: Path) -> None:
