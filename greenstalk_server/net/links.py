@@ -52,7 +52,8 @@ from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.supervisor import Service
 
 CONNECT_INTERVAL: Final = 0.1
-"""Seconds between two attempts to connect."""
+MAX_CONNECT_INTERVAL: Final = 2.0
+"""Seconds between two attempts to connect: at first, and at most. The interval doubles with each failure."""
 
 HANDSHAKE_TIMEOUT: Final = 5.0
 """Seconds for a handshake."""
@@ -418,19 +419,19 @@ class Links:
 
     def _connect_forever(self, process: str) -> None:
         """Keep a link to *process*. Switches."""
-        is_failing = False
+        interval = CONNECT_INTERVAL
         while True:
             try:
                 self._connect(process)
-                is_failing = False
+                interval = CONNECT_INTERVAL
             except (OSError, LinkError) as error:
-                if not is_failing:
+                if interval == CONNECT_INTERVAL:
                     log.warning("cannot link to process %s: %s; trying again", process, reason_of(error))
-                is_failing = True
+                interval = min(2 * interval, MAX_CONNECT_INTERVAL)
             link = self._links.get(process)
             if link is not None:
                 link.lost.wait()
-            gevent.sleep(CONNECT_INTERVAL)
+            gevent.sleep(interval)
 
     def _connect(self, process: str) -> None:
         address = self._membership.addresses().get(process)
