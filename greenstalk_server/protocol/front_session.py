@@ -342,7 +342,7 @@ class FrontSession(RestrictedSession):
             if id < self._base:
                 return self._search(verb, command, now)
             shard = (id - self._base) % self._shards
-        elif route == RESERVE and self._reserve_shard == own and not self._holding:
+        elif route == RESERVE and self._reserve_shard == own and not self.has_reserved_there:
             shard = own
         elif route >= MANY:
             self._end_run()
@@ -360,7 +360,10 @@ class FrontSession(RestrictedSession):
             return self._forward(shard, self.line + CRLF, verb.name in REPEATABLE, size)
         if self._run:
             raise POSTPONED
-        return super()._handle(verb, command, now)
+        if self._grants is not None:
+            return super()._handle(verb, command, now)
+        assert verb.handle is not None
+        return verb.handle(self, command, now)
 
     def _search(self, verb: Verb, command: Command, now: int) -> bytes | None:
         """Serve a command about a job with an id from before the queue had several shards."""
@@ -384,10 +387,10 @@ class FrontSession(RestrictedSession):
 
     def _may_put(self, command: Command) -> bool:
         """Whether an access rule allows the put; another shard decides about its own tubes."""
-        return self._put_shard(command) != self._own or super()._may_put(command)
+        return self._grants is None or self._put_shard(command) != self._own or super()._may_put(command)
 
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
-        shard = self._put_shard(command)
+        shard = self._used_shard if len(command) == PUT_LENGTH else self._put_shard(command)
         if shard == self._own:
             if self._run:
                 raise POSTPONED
@@ -403,6 +406,7 @@ class FrontSession(RestrictedSession):
         verb: Verb = command[0]
         if not verb.is_extension:
             self.broker.counters.cmd_put += 1
+        self._put_line = self.line
         end = self._refuse_put(command, data, pos, out)
         return end if end >= 0 else self._read_body(command, 0, data, pos, out, now)
 
@@ -411,11 +415,6 @@ class FrontSession(RestrictedSession):
             return super()._end_put(command, id, body, now)
         line, self._put_line = self._put_line, b""
         return self._forward(self._put_shard(command), b"".join((line, CRLF, body, CRLF)), False, 0)
-
-    def _read_body(self, command: Command, id: int, data: bytes, pos: int, out: list[bytes], now: int) -> int:
-        if not id:
-            self._put_line = self.line
-        return super()._read_body(command, id, data, pos, out, now)
 
     # Tubes
 
