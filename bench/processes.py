@@ -76,19 +76,22 @@ def _rows(options: argparse.Namespace) -> Iterator[str]:
         command = f"{OURS_COMMAND} --processes {count}"
         contenders += [(f"{count} processes", count, load, command) for load in LOADS]
     for name, count, load, command in contenders:
-        result = _measure(command, count, load, options)
+        result = measure(command, count, load, CONNECTIONS, options.rounds, options.seconds, options.quota)
         if name == "1 process":
             base = result
         cpu, rate = (result.cpu_us / base.cpu_us, result.rate / base.rate) if base is not None else (0.0, 0.0)
         yield f"| {name} | {load} | {result.cpu_us:.2f} | {cpu:.2f} | {result.rate:,.0f} | {rate:.2f} |"
 
 
-def _measure(command: str, count: int, load: str, options: argparse.Namespace) -> Result:
-    with _running(command, options.quota) as (port, pids), ExitStack() as stack:
-        connections = _connect(port, count, pids, stack)
-        _set_tubes(connections, count, load)
-        _cycle(connections, 0.3)
-        samples = [_sample(connections, pids, options.seconds) for _ in range(options.rounds)]
+def measure(
+    command: str, processes: int, load: str, connections: int, rounds: int, seconds: float, quota: float
+) -> Result:
+    """Return the median of *rounds* samples of the *load*, one of LOADS, with *connections* to each process."""
+    with _running(command, quota) as (port, pids), ExitStack() as stack:
+        clients = _connect(port, processes, pids, connections, stack)
+        _set_tubes(clients, processes, load)
+        _cycle(clients, 0.3)
+        samples = [_sample(clients, pids, seconds) for _ in range(rounds)]
     return Result(median([sample.cpu_us for sample in samples]), median([sample.rate for sample in samples]))
 
 
@@ -99,8 +102,8 @@ def _sample(connections: list[Connection], pids: list[int], seconds: float) -> R
     return Result(used / commands * 1e6, commands / elapsed)
 
 
-def _connect(port: int, count: int, pids: list[int], stack: ExitStack) -> list[Connection]:
-    """Return CONNECTIONS to each process. The processes have started in the order of their shards."""
+def _connect(port: int, count: int, pids: list[int], each: int, stack: ExitStack) -> list[Connection]:
+    """Return *each* connections to each process. The processes have started in the order of their shards."""
     found: dict[int, list[Connection]] = {shard: [] for shard in range(count)}
     children = sorted(pids)[1:] if count > 1 else []
     for _ in range(MAX_CONNECTIONS):
@@ -110,11 +113,11 @@ def _connect(port: int, count: int, pids: list[int], stack: ExitStack) -> list[C
         if count > 1:
             pid = int(client.stats().split(b"\npid: ")[1].split(b"\n")[0])
             shard = children.index(pid)
-        if len(found[shard]) < CONNECTIONS:
+        if len(found[shard]) < each:
             found[shard].append(Connection(client, shard, []))
-        if all(len(each) == CONNECTIONS for each in found.values()):
-            return [connection for each in found.values() for connection in each]
-    raise BenchError(f"no {CONNECTIONS} connections to each process after {MAX_CONNECTIONS}")
+        if all(len(those) == each for those in found.values()):
+            return [connection for those in found.values() for connection in those]
+    raise BenchError(f"no {each} connections to each process after {MAX_CONNECTIONS}")
 
 
 def _set_tubes(connections: list[Connection], count: int, load: str) -> None:
