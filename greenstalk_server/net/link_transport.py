@@ -30,7 +30,10 @@ def connect(address: str, certificates: Certificates | None) -> socket.socket:
             connecting.close()
             raise
     else:
-        connecting = gsocket.create_connection(_host_and_port(address))
+        try:
+            connecting = gsocket.create_connection(_host_and_port(address))
+        except (ValueError, OverflowError):  # such as a..b as the host, or no number as the port
+            raise LinkError(f"{address!r} is no address") from None
     sock = plain(connecting)
     try:
         return secure(sock, certificates, is_client=True)
@@ -75,8 +78,6 @@ def origin(address: object) -> str:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Return the parts of HOST:PORT or [ADDRESS]:PORT; raise LinkError."""
+    """Return the parts of HOST:PORT or [ADDRESS]:PORT; raise ValueError."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise LinkError(f"{address!r} is no address")
     return host.removeprefix("[").removesuffix("]"), int(port)

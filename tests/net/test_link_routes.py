@@ -91,6 +91,13 @@ def test_no_link_to_another_process_at_an_address(
     assert caplog.records[0].getMessage() == message
 
 
+@pytest.mark.parametrize("address", ["a..b:1", "127.0.0.1:99999999999999999999", "127.0.0.1:x", "127.0.0.1", ""])
+def test_what_is_no_address_is_logged(process: Process, address: str, caplog: pytest.LogCaptureFixture) -> None:
+    change(process, {}, {"z1": address})
+    wait_until(lambda: bool(caplog.records))
+    assert caplog.records[0].getMessage() == f"cannot link to process z1: {address!r} is no address; trying again"
+
+
 def test_process_that_is_gone_is_no_longer_called(
     process: Process, other: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
