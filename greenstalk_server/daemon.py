@@ -29,7 +29,7 @@ from greenstalk_server.cluster.placement import READY as CHILD_READY
 from greenstalk_server.cluster.placement import STOPPING as CHILD_STOPPING
 from greenstalk_server.cluster.placement import Placement
 from greenstalk_server.cluster.roster import Roster
-from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.cluster.status import HOME, ClusterStatus
 from greenstalk_server.config.config_file import Reloadable, read_reloadable
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import PROGRAM, Options, secret_variables
@@ -123,8 +123,11 @@ def run(options: Options, environ: Mapping[str, str], placement: Placement | Non
                 "the access rules do not apply to the dashboard, which has no password: set GREENSTALK_WEB_PASSWORD,"
                 " or --no-web"
             )
-        web_listener = at_exit.enter_context(open_web_listener(options)) if options.web_enabled else None
-        factory = _dashboard_factory(web_listener, options, listeners) if web_listener is not None else None
+        factory = None
+        if options.web_enabled:
+            is_home = placement is None or placement.shard == HOME
+            web_listener = at_exit.enter_context(open_web_listener(options)) if is_home else None
+            factory = _dashboard_factory(web_listener, options, listeners)
         if options.user is not None:
             drop_privileges(options.user)
             if factory is not None:
@@ -162,7 +165,9 @@ class _Resources:
     roster: Roster | None
 
 
-def _dashboard_factory(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> DashboardFactory:
+def _dashboard_factory(
+    listener: socket.socket | None, options: Options, listeners: Sequence[Listener]
+) -> DashboardFactory:
     from greenstalk_server.web.server import DashboardFactory  # noqa: PLC0415  Flask takes half of startup
 
     example = next((each for each in listeners if not each.is_tls), listeners[0])
@@ -178,12 +183,13 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
         resources.dashboard_factory.settings = lambda: policy_file.settings
     broker, committer = _recovered_broker(options, clock, policy_file, resources.placement)
     files = DescriptorBudget(resources.max_files, broker.limit_counters)
-    server = _server(options, resources, broker, clock, committer, files)
+    links = _links(options, resources, broker, clock, committer)
+    server = _server(options, resources, broker, clock, committer, files, links)
     web_server: WebServer | None = None
     dashboard: Dashboard | None = None
-    if resources.dashboard_factory is not None:
-        dashboard = resources.dashboard_factory.start_dashboard(broker, clock, committer)
-        web_server = resources.dashboard_factory.create_server(dashboard.app, files)
+    if (factory := resources.dashboard_factory) is not None:
+        dashboard = factory.start_dashboard(broker, clock, committer, links=links)
+        web_server = factory.create_server(dashboard.app, files) if factory.listens else None
     stopping = Event()
     _handle_signals(server.drain, stopping.set, options, resources.certificates, policy_file)
     tune_gc()
@@ -257,6 +263,7 @@ def _server(
     clock: Clock,
     committer: Committer | None,
     files: DescriptorBudget,
+    links: Links | None = None,
 ) -> Server:
     return Server(
         broker,
@@ -267,7 +274,7 @@ def _server(
         limits=options.limits,
         rules=options.access,
         certificates=resources.certificates,
-        links=_links(options, resources, broker, clock, committer),
+        links=links,
     )
 
 

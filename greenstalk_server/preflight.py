@@ -175,8 +175,7 @@ def _socket_findings(options: Options, environ: Mapping[str, str]) -> Iterator[S
     names = None if is_before_start else [where.removeprefix(PLAIN_PREFIX) for where in options.listen]
     yield from _attempt(refuse_unusable_rules, options, names)
     if options.web_enabled:
-        for shard in range(options.processes if options.web_port else 1):
-            yield from _address_findings(options.web_host, options.web_port + shard, of_dashboard)
+        yield from _address_findings(options.web_host, options.web_port, of_dashboard)
 
 
 def _address_findings(where: str, port: int, reword: Callable[[StartError], StartError]) -> Iterator[StartError | str]:

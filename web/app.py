@@ -23,6 +23,7 @@ from werkzeug.routing import BuildError
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.auth.forwarding import LIVE, Forwarding
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.oidc import OpenIdClient
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
@@ -48,11 +49,13 @@ from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.pages import AttentionPages
 from greenstalk_server.web.features.conditions.rows import AttentionModel
 from greenstalk_server.web.features.connections import api as connections_api
+from greenstalk_server.web.features.connections.connections import Connections
 from greenstalk_server.web.features.connections.pages import ConnectionPages
 from greenstalk_server.web.features.errors import api as errors_api
 from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.errors.pages import ErrorPages
 from greenstalk_server.web.features.history.archive import Archive
+from greenstalk_server.web.features.history.figures import WholeFigures
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.pages.history import HistoryPages
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
@@ -61,7 +64,7 @@ from greenstalk_server.web.features.jobs.export import Exports
 from greenstalk_server.web.features.jobs.pages.actions import Actions
 from greenstalk_server.web.features.jobs.pages.bulk import BulkPages
 from greenstalk_server.web.features.leases import api as leases_api
-from greenstalk_server.web.features.leases.leases import Leases
+from greenstalk_server.web.features.leases.leases import Leases, job_of_token
 from greenstalk_server.web.features.marks import api as marks_api
 from greenstalk_server.web.features.marks.marks import START, Marks
 from greenstalk_server.web.features.metrics.exporter import Metrics
@@ -86,6 +89,7 @@ from greenstalk_server.web.features.sessions.pages.oidc import OpenIdPages
 from greenstalk_server.web.features.sessions.pages.signin import SignIn
 from greenstalk_server.web.features.sessions.sessions import SessionChanges
 from greenstalk_server.web.features.tasks import api as tasks_api
+from greenstalk_server.web.features.tasks.listed import ListedTasks
 from greenstalk_server.web.features.tasks.pages import TaskPages
 from greenstalk_server.web.features.tubes.api import tube_changes as tube_changes_api
 from greenstalk_server.web.features.tubes.api import tubes as tubes_api
@@ -98,17 +102,20 @@ from greenstalk_server.web.features.undo import api as undo_api
 from greenstalk_server.web.features.undo.pages import ChangePages
 from greenstalk_server.web.framework import errors, preferences, text
 from greenstalk_server.web.framework.access import principal
-from greenstalk_server.web.framework.api.router import Api
+from greenstalk_server.web.framework.api.router import Api, max_request_size
 from greenstalk_server.web.framework.assets import static_folder, template_folder
 from greenstalk_server.web.framework.fields import MAX_PUT
 from greenstalk_server.web.framework.links import caching_url_for
 from greenstalk_server.web.framework.notices import notice
 from greenstalk_server.web.framework.page_template import PageTemplate
 from greenstalk_server.web.framework.refusals import NOTHING_SENT
+from greenstalk_server.web.framework.shards import Links, Shards
 from greenstalk_server.web.framework.template_cache import load_templates
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.migration import migrate
 from greenstalk_server.web.options import WebOptions
+from greenstalk_server.web.reads.jobs.query import tube_in
+from greenstalk_server.web.reads.tubes import FIND, rank_tubes
 from greenstalk_server.web.standby import create_standby_app
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.disk_room import no_refusal, room_refusal
@@ -183,6 +190,7 @@ def create_dashboard(
     commit: Callable[[], bool] | None = None,
     role: Callable[[], ClusterStatus] | None = None,
     rows: Rows | None = None,
+    links: Links | None = None,
 ) -> Dashboard:
     """Return the dashboard of *broker*, not started. Its app holds the dashboard as `extensions["dashboard"]`.
 
@@ -191,20 +199,26 @@ def create_dashboard(
                     or False if that takes too long. May switch. None without a journal.
     rows            keeps the dashboard's own data, which the caller restores once this server leads; None for a SQLite
                     file in the directory of *options*, or for memory if *options* name no directory.
+    links           connect this process to those of the other shards; None if there are none.
     role            returns the role of a server that shares its journal with other servers; None without such servers.
     """
     options = options or WebOptions()
     commit = commit if commit is not None else _nothing_to_commit
+    shards = Shards(broker.ids, links)
     app = _create_app(options, broker)
     requests = measure_requests(app)  # before the guard, so that refused requests are timed too
     store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory, broker)
-    audit = Audit(clock, store)
+    audit = Audit(clock, store, shards)
     guard = Guard(options, broker.facts.hostname, clock, audit, store, has_login=True)
     guard.init_app(app)
+    forwarding = Forwarding(app, guard, shards, max_request_size(broker), tube_in, job_of_token)
+    forwarding.init_app()
     sessions = SessionChanges(guard, audit)
     sign_in = SignIn(guard, sessions, audit, clock)
     saved = SavedData(store)
     live = LiveHub(app, clock)
+    live.state_elsewhere = forwarding.live_state
+    shards.answer(LIVE, live.state_here)
     marks = Marks(store, clock)
     history = History(
         broker,
@@ -237,16 +251,20 @@ def create_dashboard(
         role=role,
         store=store,
     )
-    tube_views = TubeViews(broker, history, attention, saved)
+    tube_views = TubeViews(broker, clock, history, attention, saved, shards)
+    figures = WholeFigures(broker, clock, history, shards)
+    shards.answer(FIND, partial(rank_tubes, broker, shards=shards))
     servers = Servers(broker, clock, history, attention, options.peers, role)
     saved_changes = SavedChanges(
         rows if rows is not None else SqliteRows(options.directory, FILE_NAME),
         clock,
         MAX_SIZE if rows is not None or options.directory is not None else MAX_SIZE_IN_MEMORY,
         _room_refusal(options.directory if rows is None else None, broker),
+        shards,
     )
-    tasks = Tasks(clock, audit)
-    changing = (broker, clock, commit, audit, tasks, saved, saved_changes)
+    tasks = Tasks(clock, audit, shards)
+    listed_tasks = ListedTasks(tasks, clock, shards)
+    changing = (broker, clock, commit, audit, tasks, saved, saved_changes, shards)
     operations, bulk = Operations(*changing), Bulk(*changing)
     tube_changes, undo = TubeChanges(*changing), Undo(*changing)
     app.jinja_env.globals |= {
@@ -255,9 +273,10 @@ def create_dashboard(
         "deletion_refusal": saved_changes.deletion_refusal,
         "change_promise": saved_changes.change_promise,
     }
+    connections = Connections(broker, clock, shards)
     leases = Leases(broker, clock, commit)
     exports = Exports(broker, clock)
-    policies = PolicyChanges(broker, clock, audit, tasks, marks)
+    policies = PolicyChanges(broker, clock, commit, audit, tasks, marks, shards)
     samples = Samples(saved, audit)
     saved_searches = SavedSearches(saved, audit)
     searches = Searches(broker, clock, tasks)
@@ -277,7 +296,11 @@ def create_dashboard(
         actions,
     ):
         part.init_app(app)
-    for page in (TaskPages(tasks, clock), SearchPages(broker, clock, tasks, searches), ConnectionPages(broker, clock)):
+    for page in (
+        TaskPages(tasks, listed_tasks, clock),
+        SearchPages(broker, clock, tasks, searches),
+        ConnectionPages(broker, clock, connections),
+    ):
         page.init_app(app, live)
     views.Views(
         broker,
@@ -290,6 +313,7 @@ def create_dashboard(
         worker_rates,
         tube_filter,
         tube_errors,
+        figures,
     ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
@@ -298,28 +322,28 @@ def create_dashboard(
         OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
     AlertPages(alerts, alert_changes, attention_model, clock).init_app(app, live)
     AttentionPages(attention_model, acknowledging, tube_errors.worst_by_tube, clock).init_app(app, live)
-    register_badges(app, live, attention_model, broker)
+    forwarding.badges = register_badges(app, live, attention_model, broker)
     ServerPages(servers).init_app(app, live)
-    Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
-    tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved)
+    Metrics(broker, clock, requests, attention, role, options.directory, alerts, shards).init_app(app)
+    tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved, shards)
     endpoints = Api(broker, commit, _security(options))
     for group in (
-        jobs_api.JobsEndpoints(broker, clock, commit, operations, exports),
-        leases_api.LeasesEndpoints(leases, clock, commit),
+        jobs_api.JobsEndpoints(broker, clock, commit, operations, exports, shards),
+        leases_api.LeasesEndpoints(leases, clock, commit, shards),
         tubes,
         errors_api.ErrorsEndpoints(broker, tube_errors),
         policies_api.PoliciesEndpoints(policies, commit),
         tube_changes_api.TubeChangesEndpoints(tube_changes),
-        tasks_api.TasksEndpoints(broker, clock, tasks, searches, bulk, tube_changes),
+        tasks_api.TasksEndpoints(broker, clock, tasks, searches, bulk, tube_changes, listed_tasks),
         undo_api.ChangesEndpoints(saved_changes, undo),
-        connections_api.ConnectionsEndpoints(broker, clock, commit, operations),
+        connections_api.ConnectionsEndpoints(broker, clock, commit, operations, connections),
         samples_api.SamplesEndpoints(saved, samples),
         sessions_api.SessionsEndpoints(sessions),
         saved_searches_api.SavedSearchesEndpoints(saved_searches),
         conditions_api.AttentionEndpoints(attention_model, acknowledging),
         marks_api.MarksEndpoints(marks, clock, audit),
         alerts_api.AlertsEndpoints(alert_changes),
-        server_api.ServerEndpoints(broker, clock, tubes, history, live, shares_journal=role is not None),
+        server_api.ServerEndpoints(broker, clock, tubes, history, live, figures, shares_journal=role is not None),
         audit_api.AuditEndpoints(audit),
         servers_api.ServersEndpoints(servers),
     ):

@@ -19,6 +19,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.http import RequestHandler
+from greenstalk_server.net.links import Links
 from greenstalk_server.net.listeners import describe
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock
@@ -28,6 +29,9 @@ from greenstalk_server.web.store.rows import Rows
 
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds that a change made on the dashboard waits for the disk, before the response says that it is not durable."""
+
+
+BY_HOME: Final = "served by the process of shard 0"
 
 
 def _provider(options: Options) -> Provider | None:
@@ -53,11 +57,14 @@ class DashboardFactory:
                     replaced.
     """
 
-    def __init__(self, listener: socket.socket, options: Options, beanstalk: str) -> None:
-        """*beanstalk* is the queue's address, which the examples on an empty dashboard show."""
-        self._listener: socket.socket = listener
+    def __init__(self, listener: socket.socket | None, options: Options, beanstalk: str) -> None:
+        """*beanstalk* is the queue's address, which the examples on an empty dashboard show.
+
+        *listener* is None if another process of the queue listens, and asks this one.
+        """
+        self._listener: socket.socket | None = listener
         self._host: str = options.web_host
-        self.address: str = f"http://{describe(listener)}{options.url_prefix}/"
+        self.address: str = f"http://{describe(listener)}{options.url_prefix}/" if listener is not None else BY_HOME
         settings = Reloadable(options.policies, options.attention, options.alerts, options.servers)
         self.settings: Callable[[], Reloadable] = lambda: settings
         self._options: WebOptions = WebOptions(
@@ -94,15 +101,18 @@ class DashboardFactory:
         committer: Committer | None,
         role: Callable[[], ClusterStatus] | None = None,
         rows: Rows | None = None,
+        links: Links | None = None,
     ) -> Dashboard:
         """Return a started dashboard of *broker*. *committer* commits its journal; None without a journal.
+
+        *links* connect this process to those of the other shards; None if there are none.
 
         *rows* keep the data of the dashboard if they are not None. Call `Dashboard.restore` once this server leads.
 
         Takes 0.07 s of CPU, and 0.2 s more if the templates have to be compiled.
         """
         commit = partial(committer.wait, COMMIT_TIMEOUT) if committer is not None else None
-        dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role, rows=rows)
+        dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role, rows=rows, links=links)
         dashboard.start()
         return dashboard
 
@@ -110,8 +120,14 @@ class DashboardFactory:
         """Return the app that shows a standby's role and lag."""
         return create_standby_app(role, hostname, clock, self._options)
 
+    @property
+    def listens(self) -> bool:
+        """Whether this process serves the web port."""
+        return self._listener is not None
+
     def create_server(self, app: Flask, files: DescriptorBudget) -> WebServer:
         """Return an HTTP server of *app*, not started."""
+        assert self._listener is not None
         server = WebServer(
             self._listener,
             app,

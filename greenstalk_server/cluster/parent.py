@@ -472,6 +472,6 @@ def _dashboards(options: Options) -> str:
     if not options.web_enabled:
         return "off (--no-web)"
     if not options.web_port:
-        return "one for each process, on a free port that the log names"
-    last = options.web_port + options.processes - 1
-    return f"one for each process, on {options.web_host}, ports {options.web_port} to {last}"
+        return "on a free port that the log names"
+    host = f"[{options.web_host}]" if ":" in options.web_host else options.web_host
+    return f"http://{host}:{options.web_port}{options.url_prefix}/"

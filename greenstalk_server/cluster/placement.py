@@ -93,7 +93,7 @@ class Placement:
         return json.dumps(asdict(self))
 
     def share_of(self, options: Options) -> Options:
-        """Return the options of this process: *options* with the directory, port and limits of its shard.
+        """Return the options of this process: *options* with the directory and limits of its shard.
 
         Limits of the whole server are divided by the number of shards and rounded up; 0, no limit, stays 0.
         """
@@ -105,7 +105,6 @@ class Placement:
             pins=self.pins,
             limits=replace(limits, **divided),
             memory_limit=self._part_of(options.memory_limit),
-            web_port=options.web_port + self.shard if options.web_port else 0,
         )
 
     def report_failure(self, message: str) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+HOME: Final = 0
+"""The shard whose process serves the dashboard of the whole queue."""
 
 
 @dataclass(frozen=True, slots=True)

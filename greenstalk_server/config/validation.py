@@ -106,16 +106,12 @@ def refuse_equal_passwords(options: Options, password: str | None) -> None:
 
 
 def _refuse_unusable_processes(options: Options) -> None:
-    """Raise UsageError if several processes could not have the journal or the ports that they need."""
+    """Raise UsageError if several processes could not have the journal."""
     if options.processes == 1:
         return
     name = f"{options.label_of('processes')} {options.processes}"
     if options.journal is not None:
         raise UsageError(f"{name}: must not be set together with {options.label_of('journal')}: use a directory (-b)")
-    last = options.web_port + options.processes - 1
-    if options.web_enabled and options.web_port and last > MAX_PORT:
-        port = options.label_of("web_port")
-        raise UsageError(f"{name}: each process has a dashboard, the last one on port {last}; lower {port}")
 
 
 def _refuse_unusable_pins(options: Options) -> None:

@@ -25,7 +25,8 @@ def ignore_call() -> None:
 class Client:
     """One client.
 
-    number          1 to 2**32-1, in the order of connecting, then from 1 again. After a restart the numbers continue
+    number          1 to 2**32-1, in the order of connecting, then from 1 again; those of one shard differ by the number
+                    of shards. After a restart the numbers continue
                     above the highest one in the events of jobs.
     address         peer address, as an operator writes it.
     name            name of the client, such as that in its certificate; empty if unknown.

@@ -47,8 +47,8 @@ MAX_UNSENT: Final = 2**20
 MAX_QUEUED: Final = 2**24
 """Bytes waiting for the socket above which the link is closed. Only channels that open and close do not wait."""
 
-MAX_OVERHEAD: Final = 2**20
-"""Bytes of a call beside the body of a job."""
+MAX_OVERHEAD: Final = 4 * 2**20
+"""Bytes of a call beside three times the largest job, which is a request to put it with its bytes escaped."""
 
 WRITE: Final = 2
 """Event of a gevent io watcher."""
@@ -193,7 +193,7 @@ class ServedClient(Handler):
         self.session: Session = host.make_session(partial(host.poller.queue, self), facts)
         client = self.session.client
         connecting.become_remote(host.broker, client, link)
-        client.address, client.name = str(facts["address"]), str(facts["name"])
+        client.number, client.address, client.name = facts["number"], facts["address"], facts["name"]
         client.connected_at = host.clock()
         client.hang_up = self._hang_up
 
@@ -361,7 +361,7 @@ class Link(Handler):
         self.silence: int = 0
         self.lost: Event = Event()
         self.is_lost: bool = False
-        self.calls: LinkCalls = LinkCalls(self, host.handlers, host.broker.max_job_size + MAX_OVERHEAD)
+        self.calls: LinkCalls = LinkCalls(self, host.handlers, 3 * host.broker.max_job_size + MAX_OVERHEAD)
         self._sock: socket.socket = sock
         self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
         self._has_hung_up: bool = False  # the kernel has announced the end of the stream
@@ -401,7 +401,13 @@ class Link(Handler):
         self._wires[number] = wire
         client = wire.session.client
         listener, names = wire.session.origin
-        facts = {"address": client.address, "name": client.name, "listener": listener, "names": names}
+        facts = {
+            "number": client.number,
+            "address": client.address,
+            "name": client.name,
+            "listener": listener,
+            "names": names,
+        }
         self._write(frame(frames.OPEN, number, json.dumps(facts).encode()[: frames.MAX_PAYLOAD]))
         return number
 
@@ -711,6 +717,6 @@ def _facts(payload: bytes) -> dict[str, Any]:
         texts = [facts["address"], facts["name"], facts["listener"], *facts["names"]]
     except (ValueError, KeyError, TypeError):
         raise LinkError("malformed OPEN") from None
-    if not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(text, str) for text in texts) or type(facts.get("number")) is not int:
         raise LinkError("malformed OPEN")
     return facts

@@ -194,16 +194,10 @@ def test_child_that_cannot_start_ends_the_parent_with_its_code(tmp_path: Path) -
     assert done.stderr.count("CRITICAL shard 1 cannot start: the server exits: --strict-recovery") == 1
 
 
-def test_database_and_ports_beyond_the_last_are_refused() -> None:
+def test_database_is_refused() -> None:
     done = run("--processes", "2", "--journal", "postgresql://x/y")
     assert (done.returncode, done.stderr.count("\n")) == (5, 1)
     assert "--processes 2: must not be set together with --journal" in done.stderr
-    command = [*COMMAND, "--processes", "4", "--web-port", "65533"]
-    done = subprocess.run(
-        command, env=environment(), cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
-    assert done.returncode == 5
-    assert "the last one on port 65536" in done.stderr
 
 
 def test_sockets_of_systemd_are_passed_on_and_it_is_told_when_all_are_ready(tmp_path: Path) -> None:
@@ -253,4 +247,4 @@ def test_limits_of_the_server_are_divided() -> None:
     place = Placement("0" * 32, 4, 2, "", 0, (), "", None, (), 4, (), 5)
     share = place.share_of(options)
     assert (share.limits.jobs, share.limits.tube_jobs, share.limits.tubes) == (3, 10, 0)
-    assert (share.memory_limit, share.web_port) == (2**28, 8082)
+    assert share.memory_limit == 2**28

@@ -156,5 +156,5 @@ class Peer:
         assert self.read()[0] == frames.AUTH
 
     def open(self, channel: int) -> None:
-        facts = {"address": "here", "name": "", "listener": "here", "names": []}
+        facts = {"number": 1, "address": "here", "name": "", "listener": "here", "names": []}
         self.send(frames.OPEN, channel, json.dumps(facts).encode())

@@ -19,7 +19,7 @@ from tests.net.in_process import read_to_end, wait_until
 from tests.net.link_peer import Process
 from tests.net.test_links import refusals
 
-MAX_BODY = 2**20
+MAX_BODY = 2**22
 """Bytes that fit beside the largest job, with some JSON."""
 
 
@@ -165,7 +165,7 @@ def message(text: bytes) -> bytes:
         ([(frames.CALL, 1, message(b"{}"))], "a call without name or timeout"),
         ([(frames.CALL, 1, message(b'{"name":"x","timeout":NaN}'))], "a call without name or timeout"),
         ([(frames.CALL, 1, bytes(65536)), (frames.CALL, 2, b"")], "a message begins before the previous one ends"),
-        ([(frames.CALL, 1, bytes(65536))] * 17, "a message of more than 1114111 bytes"),
+        ([(frames.CALL, 1, bytes(65536))] * 67, "a message of more than 4390909 bytes"),
     ],
 )
 def test_peer_that_breaks_the_protocol_loses_the_link(

@@ -15,6 +15,7 @@ from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.operations import connecting, editing, finishing, reserving
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol.stats import ServerStats
+from greenstalk_server.web.features.history.figures import WholeFigures
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.tubes.pages.onboarding import examples
 from greenstalk_server.web.features.tubes.pages.overview import (
@@ -26,6 +27,7 @@ from greenstalk_server.web.features.tubes.pages.overview import (
     memory_texts,
 )
 from greenstalk_server.web.features.tubes.tube_view import COLUMNS, DEFAULT_ORDER, TUBE_BATCH, TubeViews
+from greenstalk_server.web.framework.shards import ALONE
 from greenstalk_server.web.framework.sorting import Order
 
 from .conftest import Queue, visiting
@@ -243,17 +245,25 @@ def test_many_tubes_are_paged_by_name(queue: Queue, client: FlaskClient) -> None
     assert "10 of 251 tubes" in found.text
 
 
+def build_overview(queue: Queue, client: FlaskClient) -> tuple[OverviewBuilder, TubeViews]:
+    """Return a builder of the overview, and its tubes."""
+    history, clock = client.application.extensions["dashboard"].history, lambda: queue.now
+    views = TubeViews(queue.broker, clock, history)
+    return OverviewBuilder(queue.broker, views, WholeFigures(queue.broker, clock, history, ALONE)), views
+
+
 @pytest.mark.parametrize("order", [DEFAULT_ORDER, Order("ready", True), Order("name", False)])
 def test_only_the_tubes_of_the_page_are_viewed_in_full(
     queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch, order: Order
 ) -> None:
     for number in range(150):
         queue.put(f"x{number:03}")
-    views, viewed = TubeViews(queue.broker, client.application.extensions["dashboard"].history), list[bytes]()
+    builder, views = build_overview(queue, client)
+    viewed = list[bytes]()
     view = views.of
     monkeypatch.setattr(views, "of", lambda tube, now: viewed.append(tube.name) or view(tube, now))
     with visiting(client.application):
-        OverviewBuilder(queue.broker, views).build("", order, queue.now)
+        builder.build("", order, queue.now)
     assert len(viewed) == MAX_TUBES
 
 
@@ -263,7 +273,7 @@ def test_scan_of_ten_thousand_tubes_lets_others_run(
 ) -> None:
     for number in range(10_000):
         queue.put(f"x{number:05}")
-    builder = OverviewBuilder(queue.broker, TubeViews(queue.broker, client.application.extensions["dashboard"].history))
+    builder, _ = build_overview(queue, client)
     with visiting(client.application), LoopIterations() as turns:
         assert len(builder.build(query, order, queue.now).tubes) == MAX_TUBES
     steps = math.ceil(10_001 / TUBE_BATCH)

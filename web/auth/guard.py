@@ -29,10 +29,11 @@ from __future__ import annotations
 import hmac
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from flask import Flask, Request, Response, abort, current_app, g, redirect, request, url_for
@@ -47,7 +48,7 @@ from greenstalk_server.web.auth.cookies import SESSION, read_cookie
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.auth.sessions import Session, Sessions
-from greenstalk_server.web.framework.access import NOBODY, Principal, is_api_request, principal
+from greenstalk_server.web.framework.access import FORWARDED, NOBODY, Principal, is_api_request, principal
 from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
 from greenstalk_server.web.framework.fields import own_path
 from greenstalk_server.web.framework.rights import least_role
@@ -182,6 +183,9 @@ class Guard:
 
     def check(self) -> None:
         """Raise an HTTPException if the current request must be refused; otherwise set its Principal."""
+        if (facts := request.environ.get(FORWARDED)) is not None:
+            g.principal, g.badges = self.forwarded_principal(facts), facts["badges"]
+            return
         g.principal = _unverified_principal("")
         is_change = request.method not in SAFE_METHODS
         is_page = request.endpoint == API_DOCUMENT and not self._needs_password and _bearer() is None
@@ -193,6 +197,10 @@ class Guard:
             raise NotFound(f"This dashboard is at {request.script_root}/. There is nothing outside that path.")
         if is_change and not principal().is_admin:
             self._check_role(least_role(current_app.view_functions.get(request.endpoint or "")))
+
+    def forwarded_principal(self, facts: Mapping[str, Any]) -> Principal:
+        """Return the principal of a request that another process of the queue has checked and passed on."""
+        return replace(self._principal(facts["name"], tuple(facts["roles"])), has_session=facts["has_session"])
 
     def _check_page(self, is_change: bool) -> None:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None

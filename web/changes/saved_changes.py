@@ -31,6 +31,7 @@ from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.shards import ALONE, Shards
 from greenstalk_server.web.store.disk_room import no_refusal
 from greenstalk_server.web.store.rows import MAX_NUMBER, Change, Row, Rows, decoded
 
@@ -90,7 +91,8 @@ log = logging.getLogger(__name__)
 class SavedChange(msgspec.Struct):
     """One deletion or change of jobs.
 
-    number      milliseconds since 1970, or one more than the last number; 0 until a job has been changed.
+    number      milliseconds since 1970, or the next number above the last one that names this shard; 0 until a job has
+                been changed.
     title       the change, in words.
     by          name of the user; empty without sign-in.
     at          time of the change, nanoseconds.
@@ -147,13 +149,24 @@ class SavedPart(NamedTuple):
     damage: str
 
 
+NEWEST: Final = "changes.newest"
+"""Question to the other shards."""
+
+
 class SavedChanges:
     """The saved changes of one server. Only methods whose docstrings say so may switch.
 
     limit       maximum bytes of all changes.
     """
 
-    def __init__(self, rows: Rows, clock: Clock, limit: int, room_refusal: Callable[[int], str] = no_refusal) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        clock: Clock,
+        limit: int,
+        room_refusal: Callable[[int], str] = no_refusal,
+        shards: Shards = ALONE,
+    ) -> None:
         """*room_refusal* returns why a number of bytes must not be written now, or an empty text."""
         self.limit: int = limit
         self.room_refusal: Callable[[int], str] = room_refusal
@@ -161,7 +174,9 @@ class SavedChanges:
         self._clock: Clock = clock
         self._kept: dict[int, SavedChange] | None = None  # by number, ascending; None until the changes are read
         self._dropping: set[int] = set()  # dropped changes whose rows a failed write may have left
+        self._shards: Shards = shards
         self._last_number: int = 0
+        shards.answer(NEWEST, self._newest_here)
         self._failed_at: int = 0
         self._error: str = ""
 
@@ -180,7 +195,16 @@ class SavedChanges:
         self._kept = kept
 
     def newest(self) -> list[SavedChange]:
-        """Return the newest MAX_SHOWN changes that the current principal may undo, or has undone, newest first."""
+        """Return the newest MAX_SHOWN changes that the current principal may undo, or has undone, newest first.
+
+        Switches if there are several shards.
+        """
+        found = self._newest_here()
+        for answer in self._shards.ask_others(NEWEST).values() if self._shards.others else ():
+            found += msgspec.convert(answer, list[SavedChange])
+        return sorted(found, key=lambda one: one.number, reverse=True)[:MAX_SHOWN]
+
+    def _newest_here(self) -> list[SavedChange]:
         who, now = principal(), self._clock()
         kept = reversed((self._kept or {}).values())
         return list(islice((one for one in kept if one.is_kept(now) and one.is_controlled_by(who)), MAX_SHOWN))
@@ -236,7 +260,8 @@ class SavedChanges:
     def begin(self, change: SavedChange) -> None:
         """Give *change* its number, above all others, and keep it. Call it when its first job has been changed."""
         assert self._kept is not None
-        change.number = max(next(reversed(self._kept), 0), self._last_number, self._clock() // (SECOND // 1000)) + 1
+        last = max(next(reversed(self._kept), 0), self._last_number, self._clock() // (SECOND // 1000))
+        change.number = self._shards.next_number(last + 1)
         self._last_number = change.number
         self._kept[change.number] = change
 

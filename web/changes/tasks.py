@@ -7,7 +7,6 @@ task ends with the server. The number of running tasks and of kept tasks is boun
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
@@ -21,6 +20,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.framework.shards import ALONE, Shards
 from greenstalk_server.web.store.audit import Audit
 
 MAX_KEPT: Final = 50
@@ -90,9 +90,9 @@ class Task:
     """
 
     def __init__(
-        self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Principal, now: int
+        self, id: str, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Principal, now: int
     ) -> None:
-        self.id: str = secrets.token_hex(8)
+        self.id: str = id
         self.kind: TaskKind = "change"
         self.title: str = title
         self.subject: object = subject
@@ -161,7 +161,8 @@ class Task:
 class Tasks:
     """The tasks of one server."""
 
-    def __init__(self, clock: Clock, audit: Audit) -> None:
+    def __init__(self, clock: Clock, audit: Audit, shards: Shards = ALONE) -> None:
+        self._shards: Shards = shards
         self._audit: Audit = audit
         self._clock: Clock = clock
         self._kept: dict[str, Task] = {}
@@ -194,7 +195,7 @@ class Tasks:
                 + "; ".join(task.title for task in reversed(self.all()) if task.is_running)
                 + ". Wait for one to end, or cancel one."
             )
-        task = Task(title, subject, endpoint, needs_bodies, principal(), self._clock())
+        task = Task(self._shards.new_token(), title, subject, endpoint, needs_bodies, principal(), self._clock())
         task.kind, task.details = kind, details
         task.back, task.verb, task.noun, task.facts = back, verb, noun, facts
         task.is_listed = is_listed

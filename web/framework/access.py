@@ -17,6 +17,9 @@ from werkzeug.exceptions import Forbidden
 from greenstalk_server.config.tables.roles import BUILT_IN_ROLES, VIEWER, Rights
 from greenstalk_server.core.tags.tags import Tags
 
+FORWARDED: Final = "greenstalk.forwarded"
+"""Key in the WSGI environ of a request that another process of the queue has checked and passed on."""
+
 HIDDEN_TUBE: Final = "(hidden tube)"
 """Shown instead of the name of a tube that the principal may not see. It contains a space, so no tube has this name."""
 
@@ -59,6 +62,11 @@ class Principal:
     def operates(self, tube: bytes) -> bool:
         """Return whether the principal may change the jobs of *tube*, and pause it."""
         return self.is_known and (self.is_admin or self.rights.may_operate(tube))
+
+    @property
+    def role_names(self) -> list[str]:
+        """The names of the roles."""
+        return self.role.split(", ") if self.role else []
 
     @property
     def sees_all(self) -> bool:

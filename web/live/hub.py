@@ -191,7 +191,10 @@ class Stream:
 
 
 class LiveHub:
-    """The live pages of one dashboard, and their streams."""
+    """The live pages of one dashboard, and their streams.
+
+    state_elsewhere     returns the state of a page of which another process of the queue has the data, else None.
+    """
 
     def __init__(self, app: Flask, clock: Clock) -> None:
         """Add `/live` and `/events` to *app*."""
@@ -206,6 +209,7 @@ class LiveHub:
         self._renderer: Service = Service("live-pages", self._run)
         self._has_new: Event = Event()
         self._is_stopped: bool = False
+        self.state_elsewhere: Callable[[str, Mapping[str, str]], State | None] = lambda page, args: None
         app.add_url_rule("/live", "live", self.live)
         app.add_url_rule("/events", "events", self.events)
 
@@ -360,6 +364,8 @@ class LiveHub:
         except NotFound:
             self._forget(topic)
             topic.is_gone = True
+        except ServiceUnavailable:  # the process that has the data restarts
+            has_changed = False
         except Exception:
             log.exception("dashboard: cannot render the live state of %s %s; its streams end", topic.page, topic.args)
             for stream in topic.streams:
@@ -376,7 +382,12 @@ class LiveHub:
     def _state(self, page: str, args: Mapping[str, str]) -> State:
         """Return the live state of *page* for the principal of the context. May switch."""
         shared = {} if page in self._api else {key: render() for key, render in self._in_all.items()}
-        return self._states[page](args, self._clock()) | shared
+        state = self.state_elsewhere(page, args)
+        return (self.state_here(page, args) if state is None else state) | shared
+
+    def state_here(self, page: str, args: Mapping[str, str]) -> State:
+        """Return the state of *page* from the data of this process. May switch."""
+        return self._states[page](args, self._clock())
 
     def _forget(self, topic: Topic) -> None:
         """Remove *topic*, so that the next request starts a new one, in case its subject comes back."""

@@ -136,6 +136,8 @@ def matching_clients(broker: Broker, query: str, pace: Pace) -> list[Client]:
     Clients, tubes and jobs that the principal may not see are ignored.
     """
     clients, who = list(broker.clients), principal()
+    if broker.remote_count:
+        clients = [client for client in in_batches(clients, BATCH_SIZE, pace) if not client.is_remote]
     if not who.sees_all:
         seen = {tube for tube in in_batches(list(broker.tubes), BATCH_SIZE, pace) if who.sees(tube)}
         clients = [client for client in in_batches(clients, BATCH_SIZE, pace) if _concerns(client, seen)]

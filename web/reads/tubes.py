@@ -12,9 +12,13 @@ from greenstalk_server.core.tube_names import to_regex
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace, in_batches
+from greenstalk_server.web.framework.shards import ALONE, Shards
 
 MAX_FOUND: Final = 100
 """Maximum tubes in the result of a query."""
+
+FIND: Final = "tubes.find"
+"""Question to the other shards."""
 
 _BATCH: Final = 512
 """Names compared between two selections of the best."""
@@ -33,16 +37,25 @@ def each_tube(broker: Broker, batch_size: int) -> Iterator[Tube]:
             yield tube
 
 
-def find_tubes(broker: Broker, text: str, limit: int) -> tuple[list[str], int]:
+def find_tubes(broker: Broker, text: str, limit: int, shards: Shards = ALONE) -> tuple[list[str], int]:
     """Return the best *limit* tubes whose names have the characters of *text* in this order; ignore ASCII case.
 
     Also return the number of all such tubes. The best are the tube with that name, then names that begin with *text*,
     names that contain it, and names in which its characters are close together. May switch.
     """
+    best, found = rank_tubes(broker, text, limit, shards)
+    for theirs, count in shards.ask_others(FIND, text=text, limit=limit).values() if shards.others else ():
+        best = nsmallest(limit, {*best, *[(kind, span, length, name) for kind, span, length, name in theirs]})
+        found += count
+    return [rank[-1] for rank in best], found
+
+
+def rank_tubes(broker: Broker, text: str, limit: int, shards: Shards) -> tuple[list[_Rank], int]:
+    """Return the best tubes of this shard with their ranks, and the number of all that match. May switch."""
     wanted = text.lower()
     spread = re.compile("".join([f"(?>.*?{re.escape(mark)})" for mark in wanted]))
     pace, sees, best, found = Pace(), principal().sees, list[_Rank](), 0
-    names = list(broker.tubes)
+    names = [name for name in broker.tubes if shards.owns(name)]
     for begin in range(0, len(names), _BATCH):
         ranks = []
         for name in names[begin : begin + _BATCH]:
@@ -52,7 +65,7 @@ def find_tubes(broker: Broker, text: str, limit: int) -> tuple[list[str], int]:
                 ranks.append(rank)
         found += len(ranks)
         best = nsmallest(limit, [*best, *ranks])
-    return [rank[-1] for rank in best], found
+    return best, found
 
 
 def _rank(name: str, wanted: str, spread: re.Pattern[str]) -> _Rank | None:

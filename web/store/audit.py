@@ -9,15 +9,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
+import gevent
 import msgspec
 from msgspec import Struct, structs
+from werkzeug.exceptions import ServiceUnavailable
 
+from greenstalk_server.cluster.status import HOME
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.shards import ALONE, Shards
 from greenstalk_server.web.store.rows import Time, decoded
 from greenstalk_server.web.store.store import Store
 
@@ -44,6 +48,11 @@ REFUSAL_WINDOW: Final = 60 * SECOND
 """At most MAX_REFUSALS refusals are logged per window, so that a flood does not evict the changes. The others are
 counted, and the next logged refusal has the count as `omitted`.
 """
+
+RETRY_INTERVAL: Final = 0.5
+"""Seconds between two attempts to send an entry to the home process."""
+
+QUESTION: Final = "audit"
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +83,11 @@ class Audit:
     store           keeps more of them.
     """
 
-    def __init__(self, clock: Clock, store: Store) -> None:
-        """Start without entries. The numbering continues from *store* when it is restored."""
+    def __init__(self, clock: Clock, store: Store, shards: Shards = ALONE) -> None:
+        """Start without entries. The numbering continues from *store* when it is restored.
+
+        With several *shards*, the home process keeps the log, and the others send their entries to it.
+        """
         self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._clock: Clock = clock
         self.store: Store = store
@@ -83,7 +95,11 @@ class Audit:
         self._is_restored: bool = False
         self._refusals: deque[int] = deque(maxlen=MAX_REFUSALS)
         self._omitted: int = 0
+        self._shards: Shards = shards
+        self._unsent: deque[Mapping[str, Any]] = deque(maxlen=MAX_ENTRIES)
+        self._is_sending: bool = False
         store.on_restore_latest(ROW, self._restore)
+        shards.answer(QUESTION, self._add)
 
     def note(self, what: str, **details: str | int) -> None:
         """Log that the current principal did *what*, such as `tube/pause`. Does not switch."""
@@ -95,12 +111,34 @@ class Audit:
         self._add("", "", what, details)
 
     def _add(self, who: str, address: str, what: str, details: Mapping[str, str | int]) -> None:
+        if not self._shards.is_home:
+            self._send(who, address, what, details)
+            return
         cut = {key: value[:MAX_TEXT_LENGTH] if isinstance(value, str) else value for key, value in details.items()}
         cut = {key: value for key, value in cut.items() if value != ""}
         self.entries.append(Entry(self._clock(), who, address, what, cut, self._next))
         self._next += 1
         if self._is_restored:
             self._put(self.entries[-1])
+
+    def _send(self, who: str, address: str, what: str, details: Mapping[str, str | int]) -> None:
+        """Send an entry to the home process, after the ones before it; try again until it is there."""
+        self._unsent.append({"who": who, "address": address, "what": what, "details": dict(details)})
+        if not self._is_sending:
+            self._is_sending = True
+            gevent.spawn(self._send_all)
+
+    def _send_all(self) -> None:
+        """Send the entries that are not sent yet. Switches."""
+        try:
+            while self._unsent:
+                try:
+                    self._shards.ask(HOME, QUESTION, **self._unsent[0])
+                    self._unsent.popleft()
+                except ServiceUnavailable:
+                    gevent.sleep(RETRY_INTERVAL)
+        finally:
+            self._is_sending = False
 
     def note_refusal(self, what: str, **details: str | int) -> None:
         """Log that the principal was refused *what*, or only count it if there are too many. Does not switch."""

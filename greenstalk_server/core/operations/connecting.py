@@ -9,6 +9,7 @@ from typing import Final
 from greenstalk_server.core.broker import DEFAULT_TUBE, SLICE, Broker
 from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.operations.finishing import expire_reservation, record_expiry
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.transitions.reservation import remove_reserved
@@ -26,12 +27,19 @@ The events of a job contain only a worker's number, so the dashboard looks up th
 def connect(broker: Broker, wake: Callable[[], None]) -> Client:
     """Add a client that uses and watches `default`. The broker calls *wake* to end a wait."""
     broker.counters.total_connections += 1
-    broker.last_client = broker.last_client % job_history.LAST_CLIENT + 1
+    broker.last_client = _next_number(broker.last_client, broker.ids)
     client = Client(broker.default_tube, wake, broker.last_client)
     broker.default_tube.using += 1
     broker.default_tube.watching += 1
     broker.clients[client] = None
     return client
+
+
+def _next_number(last: int, ids: IdSequence) -> int:
+    """Return the number of the client that connects after client *last*. Like the id of a job, it names its shard."""
+    number = last + 1
+    number += (ids.shard - number) % ids.shards
+    return number if number <= job_history.LAST_CLIENT else ids.shard or ids.shards
 
 
 def become_remote(broker: Broker, client: Client, front: object) -> None:

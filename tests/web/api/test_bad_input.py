@@ -156,7 +156,7 @@ def test_failure_is_a_problem_and_is_logged(
     def fail(*_: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(server, "visible_stats", fail)
+    monkeypatch.setattr(server.ServerEndpoints, "_figures", fail)
     assert "secret" not in json.dumps(problem(program.ask("GET", "/server"), 500))
     assert "the secret inside" in caplog.text
 

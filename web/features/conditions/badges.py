@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from flask import Flask
+from flask import Flask, g
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.web.features.conditions.measures import FAILURE, WARNING
@@ -28,20 +29,27 @@ class Badges(NamedTuple):
                     last round.
     """
 
-    alerts: str
-    severity: str
-    errors: str
+    alerts: str = ""
+    severity: str = ""
+    errors: str = ""
 
 
-def register_badges(app: Flask, live: LiveHub, attention: AttentionModel, broker: Broker) -> None:
-    """Add the function `badges` to the templates of *app*, and the counts to the state of every page of *live*."""
+def register_badges(
+    app: Flask, live: LiveHub, attention: AttentionModel, broker: Broker
+) -> Callable[[], Mapping[str, str]]:
+    """Add the function `badges` to the templates of *app*, and the counts to the state of every page of *live*.
+
+    Return a function that returns the counts, for a page that another process of the queue renders.
+    """
     buried = PerRights[int]()
 
     def badges() -> Badges:
         """Return the counts. May switch."""
         who = principal()
         if not who.is_known:
-            return Badges("", "", "")
+            return Badges()
+        if (given := g.get("badges")) is not None:
+            return Badges(**given)
         active = attention.visible().active
         return Badges(
             _count(active.severities.total()),
@@ -55,6 +63,7 @@ def register_badges(app: Flask, live: LiveHub, attention: AttentionModel, broker
 
     app.jinja_env.globals["badges"] = badges
     live.add_to_all("badges", lambda: badges()._asdict())
+    return lambda: badges()._asdict()
 
 
 def _count(value: int) -> str:

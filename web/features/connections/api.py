@@ -15,17 +15,16 @@ from greenstalk_server.web.changes.operations import Operations
 from greenstalk_server.web.features.connections.connections import (
     Connection,
     ConnectionNumber,
+    Connections,
     ConnectionWithJobs,
-    connection_model,
     connection_with_jobs,
-    first_clients,
+    connection_without_jobs,
 )
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import RequestModel, ResponseModel
-from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.connections import MAX_FILTER_LENGTH, find_client
 
@@ -73,29 +72,34 @@ NO_CONNECTION: Final = {404: "The connection does not exist."}
 class ConnectionsEndpoints:
     """Connections of producers and workers, with the jobs that they hold."""
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations, connections: Connections
+    ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
         self._operations: Operations = operations
+        self._connections: Connections = connections
 
     @endpoint("GET", "/connections")
     def list_connections(self, query: ListConnectionsRequest) -> ConnectionList:
         """List the connections."""
-        connections = []
         order = Order(query.sort, query.desc)
-        first, _ = first_clients(self._broker, query.q.strip(), order, query.limit + 1, _after(query))
-        for _, _, client in Pace().each(first[: query.limit]):
-            if not client.is_closed:  # the client may have disconnected since the listing
-                connections.append(connection_model(client))
-        is_cut = len(first) > query.limit
-        following = dump(_ConnectionPosition(_sort_of(query), *first[query.limit - 1][:2])) if is_cut else None
-        return ConnectionList(connections=connections, next_cursor=following)
+        ranked = self._connections.first(query.q.strip(), order, query.limit + 1, _after(query)).ranked
+        following = None
+        if len(ranked) > query.limit:
+            rank, last = ranked[query.limit - 1]
+            following = dump(_ConnectionPosition(_sort_of(query), rank, last.number))
+        return ConnectionList(
+            connections=[connection_without_jobs(one) for _, one in ranked[: query.limit]], next_cursor=following
+        )
 
     @endpoint("GET", "/connections/{number}", errors=NO_CONNECTION)
     def get_connection(self, number: ConnectionNumber) -> ConnectionWithJobs:
         """Get one connection, and the jobs that it holds."""
-        return connection_with_jobs(self._find(number), self._clock())
+        connection = connection_with_jobs(self._find(number), self._clock())
+        self._connections.add_parts(connection)
+        return connection
 
     @endpoint("DELETE", "/connections/{number}", role=ADMIN, status=204, errors=NO_CONNECTION)
     def close_connection(self, number: ConnectionNumber) -> None:

@@ -11,11 +11,10 @@ from flask import Flask, render_template, request, url_for
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.connections.connections import connection_with_jobs, first_clients
+from greenstalk_server.web.features.connections.connections import Connections, connection_with_jobs
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.values import instant
-from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.framework.sorting import Head, Heads, Order, order_args, read_order
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
@@ -23,11 +22,9 @@ from greenstalk_server.web.reads.connections import (
     BY_NUMBER,
     MAX_FILTER_LENGTH,
     MAX_SCANNED_JOBS,
-    MAX_TUBES_IN_ROW,
     MAX_TUBES_LISTED,
     SORTS,
     find_client,
-    matching_clients,
     order_words,
 )
 from greenstalk_server.web.reads.policies import hold_text
@@ -37,9 +34,6 @@ MAX_ROWS: Final = 100
 
 MAX_JOBS_IN_ROW: Final = 3
 """Held jobs shown per row."""
-
-MAX_SCANNED_IN_ROW: Final = 32
-"""Held jobs scanned per row, to find the ones that time out first."""
 
 MAX_HOLDS: Final = 5
 """Maximum number of held tubes that the page of a connection shows."""
@@ -62,8 +56,9 @@ PARTS: Final = ("figures", "jobs", "tubes", "facts")
 class ConnectionPages:
     """The pages of one broker's connections."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(self, broker: Broker, clock: Clock, connections: Connections) -> None:
         self._broker: Broker = broker
+        self._connections: Connections = connections
         self._clock: Clock = clock
 
     def init_app(self, app: Flask, live: LiveHub) -> None:
@@ -103,19 +98,11 @@ class ConnectionPages:
     def _list(self, given: Fields, now: int) -> dict[str, Any]:
         """Return the connections that the fields `q`, `sort` and `desc` select, for the template. May switch."""
         query, order = given.get("q", "").strip()[:MAX_FILTER_LENGTH], read_order(given, SORTS, BY_NUMBER)
-        pace, connections = Pace(), []
-        first, found = first_clients(self._broker, query, order, MAX_ROWS)
-        total = len(matching_clients(self._broker, "", pace)) if query else found
-        for _, _, client in pace.each(first):
-            if not client.is_closed:
-                connections.append(
-                    connection_with_jobs(
-                        client, now, tubes=MAX_TUBES_IN_ROW, jobs=MAX_JOBS_IN_ROW, scanned=MAX_SCANNED_IN_ROW
-                    )
-                )
+        found = self._connections.first(query, order, MAX_ROWS, jobs=MAX_JOBS_IN_ROW)
+        total = self._connections.first("", order, 0).matched if query else found.matched
         return {
-            "connections": connections,
-            "summary": _summary(len(first), found, total, query, order),
+            "connections": [connection for _, connection in found.ranked],
+            "summary": _summary(len(found.ranked), found.matched, total, query, order),
             "query": query,
             "heads": _heads(query, order),
             "order_args": order_args(order, BY_NUMBER),
@@ -123,10 +110,12 @@ class ConnectionPages:
         }
 
     def _details(self, given: Fields, now: int) -> dict[str, Any]:
-        """Return one connection, for the template."""
+        """Return one connection, for the template. Switches if there are several shards."""
         client = find_client(self._broker, given)
+        connection = connection_with_jobs(client, now)
+        self._connections.add_parts(connection)
         return {
-            "connection": connection_with_jobs(client, now),
+            "connection": connection,
             "holds": _holds(client, now),
             "scanned_jobs": MAX_SCANNED_JOBS,
             "now": instant(now),

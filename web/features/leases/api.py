@@ -7,20 +7,30 @@ the entries of workers would evict the entries of operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Annotated, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import cycle
+from typing import Annotated, Any, Final
 
 from flask import request
-from msgspec import Meta
+from msgspec import Meta, convert
+from msgspec.structs import replace
 from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
 
 from greenstalk_server.config.tables.roles import OPERATOR
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.jobs.job import Job as CoreJob
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import to_nanoseconds
 from greenstalk_server.web.features.jobs.jobs import Job, job_model, shows_body
-from greenstalk_server.web.features.leases.leases import Lease, LeaseEnded, NoLease, ReserveRefused, ReserveRequest
+from greenstalk_server.web.features.leases.leases import (
+    Lease,
+    LeaseEnded,
+    NoLease,
+    ReserveRefused,
+    ReserveRequest,
+    job_of_token,
+)
 from greenstalk_server.web.features.leases.leases import Leases as LeaseManager
 from greenstalk_server.web.framework.access import principal, require_operator
 from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
@@ -35,7 +45,8 @@ from greenstalk_server.web.framework.api.values import (
     model_of,
 )
 from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.live.peer import peer_of
+from greenstalk_server.web.framework.shards import Shards
+from greenstalk_server.web.live.peer import Peer, peer_of
 
 MAX_WAIT: Final = 50
 """Maximum seconds of a wait. Most proxies end a request without a response after 60 seconds, some platforms earlier."""
@@ -57,6 +68,18 @@ Token = Annotated[
 ]
 
 NewPri = Annotated[Pri | None, Meta(description="The new priority; null keeps the old one.")]
+
+
+RESERVE: Final = "leases.reserve"
+RELEASE: Final = "leases.release"
+DELETE: Final = "leases.delete"
+"""Questions to the other shards."""
+
+MAX_ELSEWHERE: Final = 5.0
+"""Seconds of a wait at another shard; then the request waits there again, unless its client has left."""
+
+WAIT_SLICE: Final = 0.5
+"""Seconds that a request for tubes of several shards waits at each of them in turn."""
 
 
 class ReserveJobsRequest(RequestModel):
@@ -168,10 +191,14 @@ class LeasesEndpoints:
     next worker gets it. So each job is processed at least once, and may be processed twice.
     """
 
-    def __init__(self, leases: LeaseManager, clock: Clock, commit: Callable[[], bool]) -> None:
+    def __init__(self, leases: LeaseManager, clock: Clock, commit: Callable[[], bool], shards: Shards) -> None:
         self._leases: LeaseManager = leases
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
+        self._shards: Shards = shards
+        shards.answer(RESERVE, self._reserve_for_another)
+        shards.answer(RELEASE, self._release_all)
+        shards.answer(DELETE, self._delete_here)
 
     @endpoint("POST", "/reserve", role=OPERATOR, errors=REFUSED)
     def reserve_jobs(self, body: ReserveJobsRequest = DEFAULT_RESERVE) -> Reserved:
@@ -186,17 +213,67 @@ class LeasesEndpoints:
             raise Forbidden("Bodies are hidden on this server (--hide-bodies), so jobs cannot be reserved over HTTP.")
         for name in body.tubes:
             require_operator(name.encode())
+        peer = peer_of(request.environ)
+        if not self._shards.others:
+            return Reserved(jobs=self._reserve_here(body, peer))
+        places: dict[int, list[str]] = {}
+        for name in dict.fromkeys(body.tubes):
+            places.setdefault(self._shards.of_tube(name.encode()), []).append(name)
+        return Reserved(jobs=self._reserve_on_shards(body, places, peer))
+
+    def _reserve_on_shards(
+        self, body: ReserveJobsRequest, places: Mapping[int, list[str]], peer: Peer
+    ) -> list[LeasedJob]:
+        """Reserve jobs of one of the shards *places*, which have the tubes there. Switches.
+
+        If there are several, look at each first, and then wait at each for a moment in turn.
+        """
+        if len(places) > 1:
+            for shard, tubes in places.items():
+                if jobs := self._reserve_at(shard, replace(body, tubes=tuple(tubes), wait=0), peer):
+                    return jobs
+        longest, until = MAX_ELSEWHERE if len(places) == 1 else WAIT_SLICE, self._clock() + to_nanoseconds(body.wait)
+        for shard, tubes in cycle(places.items()):
+            left = max(0.0, (until - self._clock()) / SECOND)
+            part = replace(body, tubes=tuple(tubes), wait=round(min(left, longest), 3))
+            jobs = self._reserve_at(shard, part, peer)
+            if jobs or left <= longest or peer.is_gone:
+                return jobs
+        raise AssertionError
+
+    def _reserve_at(self, shard: int, body: ReserveJobsRequest, peer: Peer) -> list[LeasedJob]:
+        """Reserve jobs of *shard*; return none if *peer* is gone. Switches."""
+        if shard == self._shards.own:
+            return self._reserve_here(body, peer)
+        jobs = convert(self._shards.ask(shard, RESERVE, body=body), list[LeasedJob])
+        if jobs and peer.is_gone:
+            self._shards.ask(shard, RELEASE, tokens=[job.token for job in jobs])
+            return []
+        return jobs
+
+    def _reserve_for_another(self, body: Any) -> list[LeasedJob]:
+        """Reserve jobs of this shard for a request to the home process, which cannot see when its client leaves."""
+        return self._reserve_here(convert(body, ReserveJobsRequest), Peer(None))
+
+    def _release_all(self, tokens: list[str]) -> None:
+        """Release jobs that were reserved for a client that has left."""
+        for token in tokens:
+            with suppress(NoLease):
+                self._leases.release(token, None, 0)
+
+    def _reserve_here(self, body: ReserveJobsRequest, peer: Peer) -> list[LeasedJob]:
+        """Reserve jobs of this shard. Switches."""
         tubes = tuple(dict.fromkeys(name.encode() for name in body.tubes))
-        reserve = ReserveRequest(tubes, body.count, to_nanoseconds(body.wait), body.worker, who.address)
+        reserve = ReserveRequest(tubes, body.count, to_nanoseconds(body.wait), body.worker, principal().address)
         try:
-            leases = self._leases.reserve(reserve, peer_of(request.environ))
+            leases = self._leases.reserve(reserve, peer)
         except ReserveRefused as refusal:
             raise ServiceUnavailable(str(refusal), retry_after=RETRY_AFTER) from refusal
         pace, jobs = Pace(), []
         for lease in leases:
             jobs.append(_leased(lease, self._clock()))
             pace.yield_if_due()
-        return Reserved(jobs=jobs)
+        return jobs
 
     @endpoint("POST", "/leases/show", role=OPERATOR, errors=NO_LEASE)
     def show_lease(self, body: LeaseRequest) -> Job:
@@ -235,8 +312,27 @@ class LeasesEndpoints:
 
         A lease that has ended is not an error: the response lists its token in `lost`.
         """
+        lost: list[str] = []
+        for shard, tokens in self._by_shard(body.tokens).items():
+            is_own = shard == self._shards.own
+            lost += self._delete_here(tokens) if is_own else self._shards.ask(shard, DELETE, tokens=tokens)
+        if self._shards.others:
+            places = {token: place for place, token in enumerate(body.tokens)}
+            lost.sort(key=places.__getitem__)
+        return DeletedBatch(deleted=len(body.tokens) - len(lost), lost=lost)
+
+    def _by_shard(self, tokens: Iterable[str]) -> dict[int, list[str]]:
+        """Return *tokens* by the shard of their jobs; malformed ones are those of this shard."""
+        found: dict[int, list[str]] = {}
+        for token in tokens:
+            id = job_of_token(token) if self._shards.others else None
+            found.setdefault(self._shards.own if id is None else self._shards.of_job(id), []).append(token)
+        return found
+
+    def _delete_here(self, tokens: list[str]) -> list[str]:
+        """Delete the jobs of leases of this shard; return the tokens whose lease has ended or is unknown. Switches."""
         pace, lost = Pace(), list[str]()
-        for token in body.tokens:
+        for token in tokens:
             try:
                 self._job(token)
                 self._leases.delete(token)
@@ -244,7 +340,7 @@ class LeasesEndpoints:
                 lost.append(token)
             pace.yield_if_due()
         wait_until_durable(self._commit)
-        return DeletedBatch(deleted=len(body.tokens) - len(lost), lost=lost)
+        return lost
 
     @endpoint("POST", "/leases/release", role=OPERATOR, status=204, errors=NO_LEASE)
     def release_leased(self, body: ReleaseLeaseRequest) -> None:

@@ -343,6 +343,14 @@ class _Held(dict[int, Job]):
             self._on_empty(self._number)
 
 
+def job_of_token(token: str) -> int | None:
+    """Return the id of the job of *token*, which may be forged; None if it is malformed."""
+    if _FORM.fullmatch(token) is None:
+        return None
+    id, _ = RESERVATION.unpack(urlsafe_b64decode(token)[: RESERVATION.size])
+    return int(id)
+
+
 class _Tokens:
     """Makes and reads tokens, with a key that is created at each start."""
 

@@ -11,7 +11,6 @@ from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
 from flask import Flask, Response, make_response
-from gevent.lock import BoundedSemaphore
 from prometheus_client import Histogram, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -24,17 +23,17 @@ from prometheus_client.samples import Sample
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.alerts.alerts import Alerts
 from greenstalk_server.web.features.conditions.measures import KINDS, SEVERITIES
-from greenstalk_server.web.features.conditions.monitor import ConditionMonitor, free_bytes
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
-from greenstalk_server.web.features.metrics.ledger import CounterAccounts, Totals, TubeCounters
+from greenstalk_server.web.features.metrics.ledger import TubeCounters
+from greenstalk_server.web.features.metrics.shard_metrics import BodyValues, MetricsReader, ShardMetrics
 from greenstalk_server.web.framework.access import require_full_view
 from greenstalk_server.web.framework.cooperative import Pace, in_batches
+from greenstalk_server.web.framework.shards import ALONE, Shards
 
 PREFIX: Final = "greenstalk_"
 
@@ -42,9 +41,6 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """The text format, which every Prometheus reads. OpenMetrics costs several times as much in the library."""
 
 STATES: Final = ("ready", "reserved", "delayed", "buried")
-
-COMMANDS: Final = {name: name.removeprefix("cmd_").replace("_", "-") for name in COUNTERS if name.startswith("cmd_")}
-"""The protocol's command for each counter of "stats"."""
 
 JOB_BIT_LENGTHS: Final = range(14, 50)
 SYNC_BIT_LENGTHS: Final = range(14, 36)
@@ -104,8 +100,9 @@ class Metrics:
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
         alerts: Alerts | None = None,
+        shards: Shards = ALONE,
     ) -> None:
-        """Read *broker* and *alerts* at each scrape.
+        """Read *broker*, *alerts* and the other *shards* at each scrape.
 
         requests    the durations of requests.
         role        returns the status of the cluster, as in `create_app`.
@@ -113,13 +110,11 @@ class Metrics:
         """
         self._broker: Broker = broker
         self._clock: Clock = clock
+        self._reader: MetricsReader = MetricsReader(broker, clock, directory, shards)
         self._requests: Histogram = requests
         self._attention: ConditionMonitor = attention
         self._role: Callable[[], ClusterStatus] | None = role
-        self._directory: str | None = directory
         self._alerts: Alerts | None = alerts
-        self._ledger: CounterAccounts = CounterAccounts(broker, clock)
-        self._scraping: BoundedSemaphore = BoundedSemaphore(1)
 
     def init_app(self, app: Flask) -> None:
         """Add `/metrics` to *app*."""
@@ -132,74 +127,30 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric. Switches, including during iterations over the samples of a metric."""
-        with self._scraping:
-            rows, totals = self._ledger.scrape()
+        values = self._reader.read()
         pace = Pace()
-        tubes, times = _tubes(rows, pace), _times(totals)
+        tubes, times = _tubes(values.tubes, pace), _times(values)
         whole = (
-            self._journal(),
+            _journal(values),
             role_metrics(self._role()) if self._role is not None else (),
-            self._bodies(),
+            _bodies(values.bodies),
             self._conditions(),
             self._alert_messages(),
             self._requests.collect(),
         )
-        for metric in chain(self._server(), self._connections(), tubes, times, *whole):
+        for metric in chain(self._server(values), _connections(values), tubes, times, *whole):
             metric.samples = _PacedSamples(metric.samples, pace)
             yield metric
 
-    def _server(self) -> Iterator[Metric]:
-        facts, counters = self._broker.facts, self._broker.counters
+    def _server(self, values: ShardMetrics) -> Iterator[Metric]:
+        facts = self._broker.facts
         labels = {"version": facts.version, "build": facts.build}
         yield InfoMetricFamily(f"{PREFIX}build", "The version and the build of the server.", labels)
         uptime = (self._clock() - facts.started_at) / SECOND
         yield _gauge("uptime_seconds", "Time since the start of the server.", uptime)
-        commands = {command: getattr(counters, name) for name, command in COMMANDS.items()}
-        yield _counters("commands_total", "Commands, as in the protocol's stats.", "command", commands)
+        yield _counters("commands_total", "Commands, as in the protocol's stats.", "command", values.commands)
         text = "Restarts of a service after an internal error."
-        yield _counters("service_restarts_total", text, "service", supervisor.restarts)
-
-    def _connections(self) -> Iterator[Metric]:
-        broker = self._broker
-        connections = {
-            "any": len(broker.clients),
-            "producer": broker.producer_count,
-            "worker": broker.worker_count,
-            "waiting": broker.waiting_count,
-        }
-        text = (
-            "Open connections: all, and those that have put, have reserved, or wait. A connection may have many roles."
-        )
-        yield _gauges("connections", text, "role", connections)
-        total = broker.counters.total_connections
-        yield CounterMetricFamily(f"{PREFIX}connections_total", "Connections since the start.", total)
-        text = "Times that a limit or rule refused or delayed a client."
-        yield _counters("limited_total", text, "limit", broker.limit_counters.counts())
-
-    def _journal(self) -> Iterator[Metric]:
-        journal = self._broker.journal
-        stats = journal.stats()
-        yield _gauge("journal_bytes", "Size of the journal on disk; 0 without a journal.", stats.bytes_on_disk)
-        if self._directory is not None and (free := free_bytes(self._directory)) is not None:
-            yield _gauge("journal_disk_free_bytes", "Free space on the journal's disk.", free)
-        text = "1 while the journal cannot be written, so that puts are refused."
-        yield _gauge("journal_trouble", text, int(journal.write_error is not None))
-        syncs = (stats.syncs, stats.sync_time)
-        yield _histogram("journal_sync_seconds", "Duration of syncs of the journal.", *syncs, SYNC_BIT_LENGTHS)
-
-    def _bodies(self) -> Iterator[Metric]:
-        """Yield the metrics of the memory limit, if there is one."""
-        bodies = self._broker.bodies
-        if bodies is None:
-            return
-        sizes = {"memory": bodies.in_memory, "disk": bodies.on_disk}
-        yield _gauges("body_bytes", "Bytes of the bodies of all jobs.", "where", sizes)
-        counts = {"memory": bodies.resident, "disk": bodies.jobs - bodies.resident}
-        yield _gauges("bodies", "Bodies of all jobs.", "where", counts)
-        yield _gauge("memory_limit_bytes", "Memory that jobs may use.", bodies.limit)
-        yield _gauge("memory_taken_bytes", "Memory that jobs use, approximately.", bodies.taken)
-        text = "1 while puts are refused because of the memory limit."
-        yield _gauge("memory_full", text, int(not bodies.has_room(0)))
+        yield _counters("service_restarts_total", text, "service", values.restarts)
 
     def _conditions(self) -> Iterator[Metric]:
         """Yield the conditions that need attention: the number of each kind, and the worst ones with their tubes."""
@@ -226,6 +177,38 @@ class Metrics:
         yield _counters("alert_messages_failed_total", text, "receiver", {name: alerts.failed[name] for name in names})
         text = "Conditions that are due and that a receiver has not accepted."
         yield _gauges("alert_conditions_waiting", text, "receiver", {name: alerts.waiting(name) for name in names})
+
+
+def _connections(values: ShardMetrics) -> Iterator[Metric]:
+    text = "Open connections: all, and those that have put, have reserved, or wait. A connection may have many roles."
+    yield _gauges("connections", text, "role", values.connections)
+    total = values.total_connections
+    yield CounterMetricFamily(f"{PREFIX}connections_total", "Connections since the start.", total)
+    text = "Times that a limit or rule refused or delayed a client."
+    yield _counters("limited_total", text, "limit", values.limited)
+
+
+def _journal(values: ShardMetrics) -> Iterator[Metric]:
+    yield _gauge("journal_bytes", "Size of the journal on disk; 0 without a journal.", values.journal_bytes)
+    if values.disk_free is not None:
+        yield _gauge("journal_disk_free_bytes", "Free space on the journal's disk.", values.disk_free)
+    text = "1 while the journal cannot be written, so that puts are refused."
+    yield _gauge("journal_trouble", text, int(values.is_in_trouble))
+    yield _histogram("journal_sync_seconds", "Duration of syncs of the journal.", *values.syncs, SYNC_BIT_LENGTHS)
+
+
+def _bodies(bodies: BodyValues | None) -> Iterator[Metric]:
+    """Yield the metrics of the memory limit, if there is one."""
+    if bodies is None:
+        return
+    sizes = {"memory": bodies.in_memory, "disk": bodies.on_disk}
+    yield _gauges("body_bytes", "Bytes of the bodies of all jobs.", "where", sizes)
+    counts = {"memory": bodies.resident, "disk": bodies.evicted}
+    yield _gauges("bodies", "Bodies of all jobs.", "where", counts)
+    yield _gauge("memory_limit_bytes", "Memory that jobs may use.", bodies.limit)
+    yield _gauge("memory_taken_bytes", "Memory that jobs use, approximately.", bodies.taken)
+    text = "1 while puts are refused because of the memory limit."
+    yield _gauge("memory_full", text, int(bodies.is_full))
 
 
 def role_metrics(role: ClusterStatus) -> Iterator[Metric]:
@@ -307,12 +290,12 @@ def _policies(rows: list[TubeCounters], pace: Pace) -> Iterator[Metric]:
     yield dead
 
 
-def _times(totals: Totals) -> Iterator[Metric]:
-    queued, processed = totals.queue_times, totals.processing_times
+def _times(values: ShardMetrics) -> Iterator[Metric]:
+    queued, processed = values.times
     text = "Time that jobs were ready until they were reserved."
-    yield _histogram("job_wait_seconds", text, queued.counts, queued.total, JOB_BIT_LENGTHS)
+    yield _histogram("job_wait_seconds", text, *queued, JOB_BIT_LENGTHS)
     text = "Time that jobs were reserved until they were deleted, released or buried."
-    yield _histogram("job_run_seconds", text, processed.counts, processed.total, JOB_BIT_LENGTHS)
+    yield _histogram("job_run_seconds", text, *processed, JOB_BIT_LENGTHS)
 
 
 def _histogram(name: str, text: str, counts: Mapping[int, int], total: int, lengths: range) -> Metric:

@@ -149,7 +149,7 @@ class CounterAccounts(BrokerListener):
                     )
                 else:
                     self._read_other(tube)
-                    other = _sum_gauges(other, gauges)
+                    other = sum_gauges(other, gauges)
             totals.add(self._gone_totals)
         finally:
             self._read.clear()
@@ -225,6 +225,6 @@ def _gauges(tube: Tube, broker: Broker, now: int) -> Gauges:
     )
 
 
-def _sum_gauges(one: Gauges, other: Gauges) -> Gauges:
+def sum_gauges(one: Gauges, other: Gauges) -> Gauges:
     """Return the sum of two Gauges; for `pause_left` and `oldest_age`, the maximum."""
     return Gauges(*map(add, one[:-2], other[:-2]), *map(max, one[-2:], other[-2:]))

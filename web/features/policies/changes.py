@@ -12,14 +12,14 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
-from werkzeug.exceptions import NotFound
+from werkzeug.exceptions import NotFound, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.core.operations import policy_changes
-from greenstalk_server.core.policies.policy import EffectivePolicy, Overflow, Policy, PolicySet
+from greenstalk_server.core.policies.policy import EffectivePolicy, Overflow, Policy, PolicySet, parse_policy
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at
 from greenstalk_server.core.tube_names import any_of
 from greenstalk_server.core.tubes.tube import Tube
@@ -31,8 +31,13 @@ from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal, require_full_view
 from greenstalk_server.web.framework.api.values import model_of
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.shards import ALONE, Shards
 from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS
 from greenstalk_server.web.store.audit import Audit
+
+SET: Final = "policies.set"
+REMOVE: Final = "policies.remove"
+"""Questions to the other shards."""
 
 MAX_DRY_RUN_TIME: Final = 60.0
 """Maximum duration of a dry run in seconds; a longer one fails."""
@@ -99,12 +104,26 @@ class Effect:
 class PolicyChanges:
     """The policies of one broker."""
 
-    def __init__(self, broker: Broker, clock: Clock, audit: Audit, tasks: Tasks, marks: Marks) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        commit: Callable[[], bool],
+        audit: Audit,
+        tasks: Tasks,
+        marks: Marks,
+        shards: Shards = ALONE,
+    ) -> None:
+        """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._audit: Audit = audit
         self._tasks: Tasks = tasks
         self._marks: Marks = marks
+        self._commit: Callable[[], bool] = commit
+        self._shards: Shards = shards
+        shards.answer(SET, self._set_here)
+        shards.answer(REMOVE, self._remove_here)
 
     def all(self) -> list[ListedPolicy]:
         """Return all policies by name; the configuration file's come first if a name is used twice.
@@ -129,21 +148,46 @@ class PolicyChanges:
         return self._runtime_policy(name)
 
     def set(self, policy: Policy) -> None:
-        """Add or replace *policy*; raise PolicyError if that is not allowed. Does not switch."""
+        """Add or replace *policy* on all shards; raise PolicyError if that is not allowed.
+
+        Switches if there are others. If one of them does not answer, raise ServiceUnavailable; the same request can be
+        repeated.
+        """
+        self._broker.policy_store.check(policy)
+        for shard in self._shards.others:
+            self._shards.ask(shard, SET, name=policy.name, document=policy.document())
         policy_changes.set_policy(self._broker, policy, self._clock())
         shown = json.dumps(policy.document(), separators=(",", ":"))
         self._audit.note("policy/set", policy=policy.name, document=shown)
         self._marks.add(f"Policy {policy.name} set", kind=POLICY, who=principal().name)
 
     def remove(self, name: str) -> None:
-        """Remove the policy *name*; raise NotFound, or PolicyError if the configuration file has it.
+        """Remove the policy *name* from all shards; raise NotFound, or PolicyError if the configuration file has it.
 
-        Does not switch.
+        Switches if there are others. If one of them does not answer, raise ServiceUnavailable; the same request can be
+        repeated.
         """
+        if name in self._broker.policy_store.documents and name not in self._broker.policy_store.file_policies:
+            for shard in self._shards.others:
+                self._shards.ask(shard, REMOVE, name=name)
         if not policy_changes.remove_policy(self._broker, name, self._clock()):
             raise NotFound(f"There is no policy “{name[:100]}”. Nothing was removed.")
         self._audit.note("policy/remove", policy=name)
         self._marks.add(f"Policy {name} removed", kind=POLICY, who=principal().name)
+
+    def _set_here(self, name: str, document: dict[str, Any]) -> None:
+        """Set a policy that the home process has checked. Switches."""
+        policy_changes.set_policy(self._broker, parse_policy(name, document), self._clock())
+        self._require_commit()
+
+    def _remove_here(self, name: str) -> None:
+        """Remove a policy, if this shard has it. Switches."""
+        policy_changes.remove_policy(self._broker, name, self._clock())
+        self._require_commit()
+
+    def _require_commit(self) -> None:
+        if not self._commit():
+            raise ServiceUnavailable(f"Shard {self._shards.own} cannot write its journal. Repeat the change later.")
 
     def dry_run(self, policy: Policy) -> Task:
         """Start a task that counts what *policy* would do if it were set; its subject is an Effect.

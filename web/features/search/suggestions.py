@@ -36,12 +36,11 @@ from greenstalk_server.web.reads.jobs.query import (
     REASON,
     STATES,
     TAG_KEYS,
-    QueryError,
     Term,
     TextMatch,
     number_examples,
-    parse,
     suggested_names,
+    tube_in,
 )
 from greenstalk_server.web.reads.tubes import find_tubes
 
@@ -108,7 +107,7 @@ def suggest(broker: Broker, typed: str, tube_name: str) -> Suggestions:
     begin = _last_term(typed)
     minus = "-" if typed[begin:].startswith("-") else ""
     name, colon, value = typed[begin + len(minus) :].partition(":")
-    tube = broker.tubes.get((tube_name or _tube_in(typed[:begin])).encode(errors="replace"))
+    tube = broker.tubes.get((tube_name or tube_in(typed[:begin])).encode(errors="replace"))
     sample = _Sample(broker, tube if tube is not None and principal().sees(tube.name) else None)
     if colon:
         options = _values(broker, sample, name, value.lstrip("~").removeprefix('"').lower())
@@ -131,14 +130,6 @@ def _last_term(typed: str) -> int:
         elif mark.isspace() and not is_quoted:
             begin = at + 1
     return begin
-
-
-def _tube_in(typed: str) -> str:
-    """Return the tube that the complete terms of *typed* name; empty if there is none."""
-    try:
-        return parse(typed).tube
-    except QueryError:
-        return ""
 
 
 class _Sample:

@@ -24,6 +24,7 @@ from greenstalk_server.web.features.jobs.api.jobs import (
     parse_selector,
 )
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
+from greenstalk_server.web.features.tasks.listed import ListedTasks
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -129,6 +130,7 @@ class TasksEndpoints:
         searches: Searches,
         bulk: Bulk,
         tube_changes: TubeChanges,
+        listed: ListedTasks,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -136,6 +138,7 @@ class TasksEndpoints:
         self._searches: Searches = searches
         self._bulk: Bulk = bulk
         self._tube_changes: TubeChanges = tube_changes
+        self._listed: ListedTasks = listed
 
     @endpoint("POST", "/searches", role=VIEWER, status=202, errors=HIDDEN | BUSY)
     def search_jobs(self, body: SearchJobsRequest) -> Task:
@@ -176,7 +179,7 @@ class TasksEndpoints:
     @endpoint("GET", "/tasks")
     def list_tasks(self) -> TaskList:
         """List the tasks that are kept."""
-        return TaskList(tasks=[task_model(task) for task in self._tasks.all()])
+        return TaskList(tasks=self._listed.models())
 
     @endpoint("GET", "/tasks/{task}", errors=NO_TASK | {403: "The task searches bodies, which are hidden from you."})
     def get_task(self, task: TaskId) -> Task:

@@ -9,6 +9,7 @@ from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.task_progress import live_state, progress_texts
 from greenstalk_server.web.changes.tasks import Tasks
+from greenstalk_server.web.features.tasks.listed import ListedTasks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.fields import Fields, own_path
 from greenstalk_server.web.framework.rights import open_to
@@ -18,8 +19,9 @@ from greenstalk_server.web.live.hub import LiveHub, State
 class TaskPages:
     """The pages `/task`, and the form on them."""
 
-    def __init__(self, tasks: Tasks, clock: Clock) -> None:
+    def __init__(self, tasks: Tasks, listed: ListedTasks, clock: Clock) -> None:
         self._tasks: Tasks = tasks
+        self._listed: ListedTasks = listed
         self._clock: Clock = clock
 
     def init_app(self, app: Flask, live: LiveHub) -> None:
@@ -31,11 +33,7 @@ class TaskPages:
     def page(self) -> str:
         """`/task?id=`: one task and its progress; without `id`, all tasks."""
         if not request.args.get("id"):
-            return render_template(
-                "task.html",
-                task=None,
-                tasks=[(task, progress_texts(task, self._clock())) for task in self._tasks.all()],
-            )
+            return render_template("task.html", task=None, tasks=self._listed.rows())
         task = self._tasks.find(request.args, "id")
         return render_template(
             "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.time_tag(task.started_at)

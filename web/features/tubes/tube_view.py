@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from heapq import merge
+from itertools import islice
 from math import ceil, copysign, inf, isnan
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.conditions.measures import SEVERITIES, ActiveCondition, rank_in_tube
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
+from greenstalk_server.web.features.history.figures import points_of
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.framework import sparkline, text
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.shards import ALONE, Shards
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_label
 from greenstalk_server.web.store.saved_data import SavedData
@@ -24,6 +30,10 @@ MAX_FILTER_LENGTH: Final = 200
 
 TUBE_BATCH: Final = 256
 """Tubes scanned per batch, between two yields to the event loop: about 0.2 ms."""
+
+FIRST: Final = "tubes.first"
+ROWS: Final = "tubes.rows"
+"""Questions to the other shards."""
 
 BY_NAME: Final = "name"
 
@@ -40,11 +50,10 @@ SPARK_HEIGHT: Final = 20
 class TubeView:
     """One tube at the time *now*.
 
-    top             upper end of its sparkline's scale: the highest put rate of any tube on the page.
     pause_reason    the reason for its pause; empty if none was given.
     """
 
-    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "_worst", "history", "now", "pause_reason", "top", "tube")
+    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "_worst", "history", "now", "pause_reason", "tube")
 
     def __init__(
         self,
@@ -60,7 +69,6 @@ class TubeView:
         self._dead_letter_tubes: DeadLetterTubes = dead_letter_tubes
         self._worst: ActiveCondition | None = worst
         self.now: int = now
-        self.top: float = 0.0
         self.pause_reason: str = pause_reason
         self._rates: Rates | None = None
         self._puts: list[float] | None = None
@@ -230,7 +238,7 @@ COLUMNS: Final = (
         "10 min",
         "trend",
         "Jobs put in the last ten minutes, on the same scale for all tubes of this page",
-        lambda view: spark_path(view.puts, view.top),
+        lambda view: "",
         None,
         "path",
     ),
@@ -245,6 +253,9 @@ COLUMNS: Final = (
 )
 """The columns in the order of the table: jobs by state, rates, workers. static/pages.css says which a window hides."""
 
+TREND: Final = 1 + [column.key for column in COLUMNS].index("trend")
+"""Place of the sparkline in a row."""
+
 NAME: Final = Column("Tube", BY_NAME, "By name", lambda view: view.tube.name.decode(), None)
 """The first column."""
 
@@ -253,7 +264,7 @@ SORTS: Final = {column.key: column for column in COLUMNS if column.rank is not N
 
 
 def tube_texts(view: TubeView) -> list[str]:
-    """Return the row of a tube: the name, then the COLUMNS."""
+    """Return the row of a tube: the name, then the COLUMNS. Its sparkline is empty: its scale depends on the page."""
     return [column.text(view) for column in (NAME, *COLUMNS)]
 
 
@@ -280,18 +291,37 @@ SortKey = tuple[bool, float, str]
 """Whether a tube has no value to sort by, the value, and the name. Tubes with equal values are sorted by name."""
 
 
+class FirstTubes(NamedTuple):
+    """The first tubes in an order.
+
+    keys        their sort keys, in order.
+    total       the number of visible tubes.
+    matched     the number of those that match the filter.
+    """
+
+    keys: list[SortKey]
+    total: int
+    matched: int
+
+
 class TubeViews:
-    """The tubes of *broker* as the principal sees them, for the overview and for the API."""
+    """The tubes of all shards as the principal sees them, for the overview and for the API."""
 
     def __init__(
         self,
         broker: Broker,
+        clock: Clock,
         history: History,
         attention: ConditionMonitor | None = None,
         saved: SavedData | None = None,
+        shards: Shards = ALONE,
     ) -> None:
         """*saved* has the reasons for pauses."""
         self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._shards: Shards = shards
+        shards.answer(FIRST, self._first_for_another)
+        shards.answer(ROWS, lambda names: self._own_rows(names, self._clock()))
         self.history: History = history
         self.dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._attention: ConditionMonitor | None = attention
@@ -303,10 +333,68 @@ class TubeViews:
         reason = self._saved.reason(tube.name.decode(), tube.paused_until) if self._saved and tube.paused_until else ""
         return TubeView(tube, self.history, now, self.dead_letter_tubes, worst, reason)
 
-    def scan(self, query: str) -> Iterator[tuple[int, list[Tube]]]:
+    def first(self, query: str, order: Order, now: int, count: int, after: SortKey | None = None) -> FirstTubes:
+        """Return the first *count* tubes after *after* whose name contains *query*, ignoring case. May switch."""
+        own = self._own_first(query, order, now, count, after)
+        if not self._shards.others:
+            return own
+        asked = {"query": query, "order": asdict(order), "count": count, "after": after}
+        found = [own, *[FirstTubes(*answer) for answer in self._shards.ask_others(FIRST, **asked).values()]]
+        lists = [[(bool(key[0]), float(key[1]), str(key[2])) for key in one.keys] for one in found]
+        keys = list(islice(merge(*lists, reverse=is_reversed(order)), count))
+        return FirstTubes(keys, sum([one.total for one in found]), sum([one.matched for one in found]))
+
+    def _own_first(self, query: str, order: Order, now: int, count: int, after: SortKey | None) -> FirstTubes:
+        """Return the first tubes of this shard. May switch."""
+        reverse, pace = is_reversed(order), Pace()
+        batches, total, matched = list[list[SortKey]](), 0, 0
+        for seen, tubes in self._scan(query):
+            total, matched = total + seen, matched + len(tubes)
+            keys = self.keys(tubes, order, now)
+            if after is not None:
+                keys = [key for key in keys if (key < after if reverse else key > after)]
+            batches.append(sorted(keys, reverse=reverse))
+            pace.yield_if_due()
+        return FirstTubes(list(pace.each(islice(merge(*batches, reverse=reverse), count))), total, matched)
+
+    def _first_for_another(self, query: str, order: dict[str, Any], count: int, after: list[Any] | None) -> FirstTubes:
+        last = (bool(after[0]), float(after[1]), str(after[2])) if after is not None else None
+        return self._own_first(query, Order(**order), self._clock(), count, last)
+
+    def rows(self, names: list[str], now: int) -> list[list[str]]:
+        """Return the rows of the tubes *names*, without those that are gone. May switch."""
+        found = {row[0]: (row, puts) for row, puts in self._own_rows(names, now)}
+        for answer in self.ask_owners(ROWS, names).values():
+            found |= {row[0]: (row, points_of(puts)) for row, puts in answer}
+        top = max([highest(puts) for _, puts in found.values()], default=0.0)
+        rows = [found[name] for name in names if name in found]
+        return [[*row[:TREND], spark_path(puts, top), *row[TREND + 1 :]] for row, puts in rows]
+
+    def _own_rows(self, names: list[str], now: int) -> list[tuple[list[str], list[float]]]:
+        """Return the rows of those of the tubes *names* that this shard owns, and their points. May switch."""
+        pace, rows = Pace(), list[tuple[list[str], list[float]]]()
+        for name in names:
+            tube = self._broker.tubes.get(name.encode())
+            if tube is not None and self._shards.owns(tube.name) and principal().sees(tube.name):
+                view = self.of(tube, now)
+                rows.append((tube_texts(view), view.puts))
+            pace.yield_if_due()
+        return rows
+
+    def ask_owners(self, question: str, names: list[str]) -> dict[int, Any]:
+        """Return the answers of the other shards that own some of the tubes *names* to *question*. May switch."""
+        wanted: dict[int, list[str]] = {}
+        for name in names if self._shards.others else ():
+            if (shard := self._shards.of_tube(name.encode())) != self._shards.own:
+                wanted.setdefault(shard, []).append(name)
+        return self._shards.ask_each(question, {shard: {"names": theirs} for shard, theirs in wanted.items()})
+
+    def _scan(self, query: str) -> Iterator[tuple[int, list[Tube]]]:
         """Yield, in batches, the number of visible tubes, and those whose name contains *query*, ignoring case."""
         wanted, who = query.lower().encode(errors="replace"), principal()
         tubes, sees_all, sees = list(self._broker.tubes.values()), who.sees_all, who.sees
+        if self._shards.others:
+            tubes = [tube for tube in tubes if self._shards.owns(tube.name)]
         for begin in range(0, len(tubes), TUBE_BATCH):
             batch = tubes[begin : begin + TUBE_BATCH]
             seen = batch if sees_all else [tube for tube in batch if sees(tube.name)]

@@ -277,6 +277,14 @@ def number_examples(name: str) -> list[str]:
     return re.split(", | or ", found[0].examples) if found is not None else []
 
 
+def tube_in(given: str) -> str:
+    """Return the tube that the terms of the query *given* name; empty if there is none, or the query is malformed."""
+    try:
+        return parse(given).tube
+    except QueryError:
+        return ""
+
+
 def parse(given: str) -> Query:
     """Parse a query; raise QueryError if it is malformed."""
     if len(given) > MAX_LENGTH:

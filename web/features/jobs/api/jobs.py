@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from flask import Response
 from gevent.lock import BoundedSemaphore
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, convert
 from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
 from greenstalk_server.config.tables.roles import OPERATOR
@@ -43,7 +43,7 @@ from greenstalk_server.web.features.jobs.jobs import (
 from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
-from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
+from greenstalk_server.web.framework.api.durability import NotDurableYet, wait_before_report, wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.router import set_location
@@ -62,6 +62,7 @@ from greenstalk_server.web.framework.api.values import (
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import PutRefused
+from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.bodies import load_bodies, load_job_with_body
 from greenstalk_server.web.reads.jobs.job_orders import OrderName
@@ -193,6 +194,9 @@ class CopyJobRequest(RequestModel):
 
 DEFAULT_COPY: Final = CopyJobRequest()
 
+PUT: Final = "jobs.put"
+"""Question to the other shards."""
+
 HIDDEN: Final = {403: "The query searches bodies, which are hidden from you."}
 NO_JOB: Final = {404: "The job does not exist."}
 STATE_CONFLICT: Final = NO_JOB | {
@@ -205,7 +209,13 @@ class JobsEndpoints:
     """Jobs: list, search, export and put jobs, and change a single job as its page on the dashboard does."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations, exports: Exports
+        self,
+        broker: Broker,
+        clock: Clock,
+        commit: Callable[[], bool],
+        operations: Operations,
+        exports: Exports,
+        shards: Shards,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -213,6 +223,8 @@ class JobsEndpoints:
         self._operations: Operations = operations
         self._exports: Exports = exports
         self._lists: BoundedSemaphore = BoundedSemaphore(MAX_LISTS)
+        self._shards: Shards = shards
+        shards.answer(PUT, self._put_for_another)
 
     @endpoint("GET", "/jobs", errors=HIDDEN | {503: "Too many lists and searches are running."})
     def list_jobs(self, query: ListJobsRequest) -> JobList:
@@ -281,16 +293,66 @@ class JobsEndpoints:
         server has no room left after some of the jobs, or the journal fails, `put` in the problem has the ids of the
         jobs that were put.
         """
+        if self._shards.others:
+            if isinstance(body, list):
+                self._parse_puts(body)  # so that none is put if one is invalid
+                return self._put_on_shards(body)
+            self._parse_put(body, "")
+            [job] = self._put_on_shards([body])
+            set_location("get_job", id=job.id)
+            return job
         if isinstance(body, PutJobRequest):
             added = self._operations.put(self._parse_put(body, ""))
             set_location("get_job", id=added.id)
             response = self._put_model(added, body)
             wait_until_durable(self._commit, [] if added.is_duplicate else [added.id])
             return response
+        return self._put_here(body)
+
+    def _put_on_shards(self, new: list[PutJobRequest]) -> list[JobPut]:
+        """Put jobs on the shards of their tubes, one shard after the other. Switches."""
+        places: dict[int, list[int]] = {}
+        for at, one in enumerate(new):
+            places.setdefault(self._shards.of_tube(one.tube.encode()), []).append(at)
+        found: dict[int, JobPut] = {}
+        for shard, ours in places.items():
+            jobs = [new[at] for at in ours]
+            try:
+                put = self._put_here(jobs) if shard == self._shards.own else self._put_elsewhere(shard, jobs)
+            except (PutRefused, NotDurableYet) as error:
+                error.ids = [*[job.id for job in found.values() if job.is_duplicate is UNSET], *(error.ids or [])]
+                raise
+            found |= dict(zip(ours, put, strict=True))
+        return [found[at] for at in range(len(new))]
+
+    def _put_elsewhere(self, shard: int, new: list[PutJobRequest]) -> list[JobPut]:
+        answer = self._shards.ask(shard, PUT, jobs=new)
+        if "why" in answer:
+            raise PutRefused(answer["why"], answer["done"], status=answer["status"], ids=answer["ids"])
+        if "ids" in answer:
+            raise NotDurableYet(answer["ids"])
+        return convert(answer["jobs"], list[JobPut])
+
+    def _put_for_another(self, jobs: list[Any]) -> dict[str, Any]:
+        """Put jobs of a request that the home process has received."""
+        try:
+            return {"jobs": self._put_here(convert(jobs, list[PutJobRequest]))}
+        except PutRefused as error:
+            done = str(error.description).removeprefix(f"{error.why} ")
+            return {"why": error.why, "done": done, "status": error.status, "ids": error.ids or []}
+        except NotDurableYet as error:
+            return {"ids": error.ids or []}
+
+    def _parse_puts(self, new: list[PutJobRequest]) -> list[Put]:
         pace, wanted = Pace(), list[Put]()
-        for at, one in enumerate(body):
+        for at, one in enumerate(new):
             wanted.append(self._parse_put(one, f"[{at}]."))
             pace.yield_if_due()
+        return wanted
+
+    def _put_here(self, body: list[PutJobRequest]) -> list[JobPut]:
+        """Put jobs on this shard; return once they are durable. Switches."""
+        wanted = self._parse_puts(body)
         try:
             outcomes = self._operations.put_all(wanted)
         except PutRefused as refused:

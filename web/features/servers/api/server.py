@@ -12,8 +12,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.protocol.extended_stats import server_extension
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.features.history.figures import BodyFigures, Figures, WholeFigures
 from greenstalk_server.web.features.history.history import History
-from greenstalk_server.web.features.history.visible import visible_stats
 from greenstalk_server.web.features.tubes.api.tubes import (
     HistoryRequest,
     ListTubesRequest,
@@ -138,6 +138,7 @@ class ServerEndpoints:
         tubes: TubesEndpoints,
         history: History,
         live: LiveHub,
+        whole: WholeFigures,
         *,
         shares_journal: bool,
     ) -> None:
@@ -148,6 +149,7 @@ class ServerEndpoints:
         self._tubes: TubesEndpoints = tubes
         self._history: History = history
         self._live: LiveHub = live
+        self._whole: WholeFigures = whole
         live.register(LIVE, self.live_state, is_page=False)
 
     @endpoint("GET", "/server")
@@ -193,31 +195,38 @@ class ServerEndpoints:
 
     def _figures(self, now: int) -> ServerFigures:
         """Return the figures of the server that the principal may see. May switch."""
-        journal, memory = self._broker.journal.stats(), self._broker.facts.memory()
-        stats, rates = visible_stats(self._broker, self._history, now)
+        figures = self._whole.read(now)
+        journal, memory = figures.journal, figures.memory
         return ServerFigures(
-            stats=stats,
-            extended=convert(server_extension(self._broker), ServerExtension, from_attributes=True),
+            stats=figures.stats,
+            extended=self._extended(figures),
             build=self._broker.facts.build,
             role=self._role,
             extensions=list(self._broker.facts.extensions),
-            rates=rates_model(rates),
-            journal=model_of(Journal, journal, trouble=self._broker.journal.write_error),
+            rates=rates_model(figures.rates),
+            journal=model_of(Journal, journal, trouble=figures.trouble),
             memory=None if memory is None else Memory(bytes=memory[0], private=memory[1]),
-            bodies=self._bodies(),
-            limited=self._broker.limit_counters.counts(),
+            bodies=_bodies(figures.bodies),
+            limited=figures.limited,
         )
 
-    def _bodies(self) -> Bodies | None:
-        bodies = self._broker.bodies
-        if bodies is None:
-            return None
-        return Bodies(
-            limit=bodies.limit,
-            taken=bodies.taken,
-            in_memory=bodies.resident,
-            bytes_in_memory=bodies.in_memory,
-            on_disk=bodies.jobs - bodies.resident,
-            bytes_on_disk=bodies.on_disk,
-            is_full=not bodies.has_room(0),
-        )
+    def _extended(self, figures: Figures) -> ServerExtension:
+        extended = convert(server_extension(self._broker), ServerExtension, from_attributes=True)
+        extended.binlog_file_count, extended.binlog_total_bytes = figures.journal.files, figures.journal.bytes_on_disk
+        if (bodies := figures.bodies) is not None:
+            extended.body_bytes_in_memory, extended.body_bytes_on_disk = bodies.in_memory, bodies.on_disk
+        return extended
+
+
+def _bodies(bodies: BodyFigures | None) -> Bodies | None:
+    if bodies is None:
+        return None
+    return Bodies(
+        limit=bodies.limit,
+        taken=bodies.taken,
+        in_memory=bodies.resident,
+        bytes_in_memory=bodies.in_memory,
+        on_disk=bodies.jobs - bodies.resident,
+        bytes_on_disk=bodies.on_disk,
+        is_full=bodies.is_full,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from heapq import nlargest, nsmallest
 from math import inf
 from typing import Annotated, Final, Literal, get_args
 
@@ -22,7 +21,7 @@ from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.rings import SPANS
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
 from greenstalk_server.web.features.policies.changes import MAX_SOURCES, sources_of
-from greenstalk_server.web.features.tubes.tube_view import MAX_FILTER_LENGTH, SortKey, TubeViews, is_reversed
+from greenstalk_server.web.features.tubes.tube_view import MAX_FILTER_LENGTH, SortKey, TubeViews
 from greenstalk_server.web.framework.access import HIDDEN_TUBE, principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_until_durable
@@ -39,6 +38,7 @@ from greenstalk_server.web.framework.api.values import (
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import MAX_NUMBER
+from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.reads.lookup import tube_of
@@ -53,6 +53,9 @@ Sort = Literal[
 """BY_NAME and the keys of SORTS; a test compares them."""
 
 Hold = Literal["pause", "max_reserved", "rate"]
+
+MODELS: Final = "tubes.models"
+"""Question to the other shards."""
 
 STATES: Final = {"ready": READY, "delayed": DELAYED, "buried": BURIED}
 
@@ -355,6 +358,7 @@ class TubesEndpoints:
         operations: Operations,
         views: TubeViews,
         saved: SavedData,
+        shards: Shards,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -362,6 +366,8 @@ class TubesEndpoints:
         self._operations: Operations = operations
         self._views: TubeViews = views
         self._saved: SavedData = saved
+        self._shards: Shards = shards
+        shards.answer(MODELS, lambda names: self._own_models(names, self._clock()))
 
     @endpoint("GET", "/tubes")
     def list_tubes(self, query: ListTubesRequest) -> TubeList:
@@ -369,14 +375,9 @@ class TubesEndpoints:
 
         Unless the list is sorted by name, a tube may move from one page to another between two requests.
         """
-        now, pace = self._clock(), Pace()
-        first = self._first(query, now, pace)
-        tubes = []
-        for _, _, name in first[: query.limit]:
-            tube = self._broker.tubes.get(name.encode())
-            if tube is not None:  # the tube may be gone, as `_first` may switch
-                tubes.append(self.tube_model(tube, now))
-            pace.yield_if_due()
+        now = self._clock()
+        first = self._views.first(query.q, Order(query.sort, query.desc), now, query.limit + 1, _after(query)).keys
+        tubes = self._models([name for _, _, name in first[: query.limit]], now)
         following = dump(_TubePlace(_order(query), *first[query.limit - 1])) if len(first) > query.limit else None
         return TubeList(tubes=tubes, next_cursor=following)
 
@@ -386,7 +387,7 @@ class TubesEndpoints:
 
         `bilma` finds `billing.mail`. The best matches come first.
         """
-        tubes, matched = find_tubes(self._broker, query.q, query.limit)
+        tubes, matched = find_tubes(self._broker, query.q, query.limit, self._shards)
         return FoundTubes(tubes=tubes, matched=matched)
 
     @endpoint("GET", "/tube", errors=NO_TUBE)
@@ -481,18 +482,22 @@ class TubesEndpoints:
         wait_until_durable(self._commit)
         return response
 
-    def _first(self, query: ListTubesRequest, now: int, pace: Pace) -> list[SortKey]:
-        """Return the sorted keys of the page of *query*, plus one key if there is another page. May switch."""
-        after, order = _after(query), Order(query.sort, query.desc)
-        pick = nlargest if is_reversed(order) else nsmallest
-        best: list[SortKey] = []
-        for _, tubes in self._views.scan(query.q):
-            keys = self._views.keys(tubes, order, now)
-            if after is not None:
-                keys = [key for key in keys if (key < after if is_reversed(order) else key > after)]
-            best = pick(query.limit + 1, [*best, *keys])
+    def _models(self, names: list[str], now: int) -> list[Tube]:
+        """Return the tubes *names* of all shards, without those that are gone. May switch."""
+        found = {tube.name: tube for tube in self._own_models(names, now)}
+        for answer in self._views.ask_owners(MODELS, names).values():
+            found |= {tube.name: tube for tube in convert(answer, list[Tube])}
+        return [found[name] for name in names if name in found]
+
+    def _own_models(self, names: list[str], now: int) -> list[Tube]:
+        """Return those of the tubes *names* that this shard owns. May switch."""
+        pace, tubes = Pace(), list[Tube]()
+        for name in names:
+            tube = self._broker.tubes.get(name.encode())
+            if tube is not None and self._shards.owns(tube.name) and principal().sees(tube.name):
+                tubes.append(self.tube_model(tube, now))
             pace.yield_if_due()
-        return best
+        return tubes
 
     def tube_model(self, tube: CoreTube, now: int) -> Tube:
         """Return *tube* as the API shows it."""

@@ -8,31 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from heapq import merge
-from itertools import islice
 from typing import Any, Final
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.journal import JournalStats
-from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats
-from greenstalk_server.web.features.history.history import Rates
-from greenstalk_server.web.features.history.visible import visible_stats
+from greenstalk_server.web.features.history.figures import BodyFigures, Figures, WholeFigures
 from greenstalk_server.web.features.tubes.tube_view import (
     MAX_FILTER_LENGTH,
-    SortKey,
+    FirstTubes,
     TubeViews,
     highest,
-    is_reversed,
     order_text,
     spark_path,
-    tube_texts,
 )
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
-from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.sorting import Order
 
 MAX_TUBES: Final = 100
@@ -205,22 +197,19 @@ class Overview:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _TubePage:
-    """A page of tubes, the index of its first row, and the numbers of tubes that match and that are visible."""
-
-    tubes: list[Tube]
-    begin: int
-    matched: int
-    total: int
-
-
 class OverviewBuilder:
     """Builds the overview of *broker*."""
 
-    def __init__(self, broker: Broker, views: TubeViews, role: Callable[[], ClusterStatus] | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        views: TubeViews,
+        figures: WholeFigures,
+        role: Callable[[], ClusterStatus] | None = None,
+    ) -> None:
         self._broker: Broker = broker
         self._views: TubeViews = views
+        self._figures: WholeFigures = figures
         self._role: Callable[[], ClusterStatus] | None = role
 
     def build(self, query: str, order: Order, now: int, begin: int = 0) -> Overview:
@@ -228,64 +217,46 @@ class OverviewBuilder:
 
         The page begins at place *begin*, or is the last one if there are fewer tubes. May switch.
         """
-        broker, pace = self._broker, Pace()
         query = query.strip()[:MAX_FILTER_LENGTH]
-        page = self._page(query, order, now, begin, pace)
-        rows, shown, top = [], [self._views.of(tube, now) for tube in page.tubes], 0.0
-        for view in shown:
-            top = max(top, highest(view.puts))
-            pace.yield_if_due()
-        for view in shown:
-            if broker.tubes.get(view.tube.name) is view.tube:  # another greenlet may have dropped the tube
-                view.top = top
-                rows.append(tube_texts(view))
-                pace.yield_if_due()
-        stats, rates = visible_stats(broker, self._views.history, now)
-        following = page.begin + len(page.tubes)
+        found = self._views.first(query, order, now, begin + MAX_TUBES)
+        begin = min(begin, max(0, found.matched - 1)) // MAX_TUBES * MAX_TUBES
+        names = [key[-1] for key in found.keys[begin : begin + MAX_TUBES]]
+        rows = self._views.rows(names, now)
+        figures = self._figures.read(now)
+        following = begin + len(names)
         return Overview(
-            server=server_texts(stats) | self._more_texts(rates),
+            server=server_texts(figures.stats) | self._more_texts(figures),
             tubes=rows,
-            begin=page.begin,
-            following=following if following < page.matched else 0,
-            summary=_summary(page, len(rows), query, order),
+            begin=begin,
+            following=following if following < found.matched else 0,
+            summary=_summary(found, begin, len(names), len(rows), query, order),
             query=query,
             order=order,
             is_filtered_out=not rows,
-            is_unused=not stats.total_jobs and not broker.jobs and principal().sees_all,
-            is_draining=broker.is_draining,
+            is_unused=not figures.stats.total_jobs and not _job_count(figures.stats) and principal().sees_all,
+            is_draining=figures.stats.draining,
         )
 
-    def _page(self, query: str, order: Order, now: int, begin: int, pace: Pace) -> _TubePage:
-        """Return the page that begins at index *begin*, or the last page if there are fewer tubes. May switch."""
-        reverse = is_reversed(order)
-        batches, total, matched = list[list[tuple[SortKey, Tube]]](), 0, 0
-        for seen, tubes in self._views.scan(query):
-            total, matched = total + seen, matched + len(tubes)
-            batches.append(sorted(zip(self._views.keys(tubes, order, now), tubes, strict=True), reverse=reverse))
-            pace.yield_if_due()
-        begin = min(begin, max(0, matched - 1)) // MAX_TUBES * MAX_TUBES
-        page = _TubePage([], begin, matched, total)
-        for place, (_, tube) in enumerate(islice(merge(*batches, reverse=reverse), begin + MAX_TUBES)):
-            if place >= begin:
-                page.tubes.append(tube)
-            pace.yield_if_due()
-        return page
-
-    def _more_texts(self, rates: Rates) -> dict[str, str]:
+    def _more_texts(self, figures: Figures) -> dict[str, str]:
         """Return the fields of the server that the reply to "stats" lacks."""
-        broker, who = self._broker, principal()
-        dead_letters = self._views.dead_letter_tubes.count_jobs(who.sees)
-        texts = {"build": broker.facts.build, "dead_letters": text.number(dead_letters)}
-        texts |= journal_texts(broker.journal.stats(), broker.journal.write_error)
+        texts = {"build": self._broker.facts.build, "dead_letters": text.number(figures.dead_letters)}
+        texts |= journal_texts(figures.journal, figures.trouble)
         texts |= role_texts(self._role() if self._role is not None else None)
-        texts |= memory_texts(broker.facts.memory())
-        texts |= bodies_texts(broker.bodies)
-        texts |= {f"limited_{name}": text.number(count) for name, count in broker.limit_counters.counts().items()}
+        texts |= memory_texts(figures.memory)
+        texts |= bodies_texts(figures.bodies)
+        texts |= {f"limited_{name}": text.number(count) for name, count in figures.limited.items()}
         for _, series in TOTALS:
-            texts[f"rate-{series}"] = text.rate(getattr(rates, series))
-            values = self._views.history.spark(None, series) if who.sees_all else []
+            texts[f"rate-{series}"] = text.rate(getattr(figures.rates, series))
+            values = figures.sparks[series]
             texts[f"spark-{series}"] = spark_path(values, highest(values))
         return texts
+
+
+def _job_count(stats: ServerStats) -> int:
+    """Return the number of jobs in all states."""
+    return (
+        stats.current_jobs_ready + stats.current_jobs_reserved + stats.current_jobs_delayed + stats.current_jobs_buried
+    )
 
 
 def server_texts(stats: ServerStats) -> dict[str, str]:
@@ -299,7 +270,7 @@ def memory_texts(memory: tuple[int, int] | None) -> dict[str, str]:
     return {"memory": total, "memory_private": private}
 
 
-def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
+def bodies_texts(bodies: BodyFigures | None) -> dict[str, str]:
     """Return how many bodies are in memory and on disk, and the memory that jobs use, as text."""
     if bodies is None:
         return dict.fromkeys(("bodies_in_memory", "bodies_on_disk", "memory_limit", "memory_taken"), text.NONE)
@@ -307,7 +278,7 @@ def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
         "bodies_in_memory": f"{text.rough_size(bodies.in_memory)} of {text.counted(bodies.resident, 'job')}",
         "bodies_on_disk": f"{text.rough_size(bodies.on_disk)} of {text.counted(bodies.jobs - bodies.resident, 'job')}",
         "memory_limit": text.rough_size(bodies.limit),
-        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.has_room(0) else "; puts are refused"),
+        "memory_taken": text.rough_size(bodies.taken) + ("; puts are refused" if bodies.is_full else ""),
     }
 
 
@@ -338,11 +309,12 @@ def role_texts(role: ClusterStatus | None) -> dict[str, str]:
     }
 
 
-def _summary(page: _TubePage, shown: int, query: str, order: Order) -> str:
-    if len(page.tubes) < page.matched:
-        what = f"{text.counted(page.matched, 'tube')} that match" if query else text.counted(page.matched, "tube")
-        first, last = text.number(page.begin + 1), text.number(page.begin + shown)
+def _summary(found: FirstTubes, begin: int, count: int, shown: int, query: str, order: Order) -> str:
+    """Return how many tubes are shown: *shown* of the *count* tubes of the page that begins at *begin*."""
+    if count < found.matched:
+        what = f"{text.counted(found.matched, 'tube')} that match" if query else text.counted(found.matched, "tube")
+        first, last = text.number(begin + 1), text.number(begin + shown)
         return f"{first}–{last} of {what}, {order_text(order)}"
     if query:
-        return f"{text.number(page.matched)} of {text.counted(page.total, 'tube')}"
-    return text.counted(page.total, "tube")
+        return f"{text.number(found.matched)} of {text.counted(found.total, 'tube')}"
+    return text.counted(found.total, "tube")

@@ -23,6 +23,7 @@ from greenstalk_server.web.features.conditions.rows import AttentionModel
 from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.errors.failing_workers import FailingWorkers
 from greenstalk_server.web.features.errors.failure import failure_of
+from greenstalk_server.web.features.history.figures import WholeFigures
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.export import body_file
 from greenstalk_server.web.features.jobs.pages.details import job_details, tube_details
@@ -98,6 +99,7 @@ class Views:
         worker_rates: WorkerRates,
         tube_filter: TubeFilter,
         errors: TubeErrors,
+        figures: WholeFigures,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -108,7 +110,7 @@ class Views:
         self._failing_workers: FailingWorkers = FailingWorkers(broker)
         self._filter: TubeFilter = tube_filter
         self._errors: TubeErrors = errors
-        self._builder: OverviewBuilder = OverviewBuilder(broker, views, role)
+        self._builder: OverviewBuilder = OverviewBuilder(broker, views, figures, role)
         self._examples: tuple[Example, ...] = examples
         self._saved: SavedData = saved
 

@@ -1,0 +1,204 @@
+"""The shards of the queue, as the dashboard reaches them: each process asks the others for their part.
+
+The process of shard 0 is *home*: it alone listens on the web port, checks who sends a request, and keeps the users'
+data. A question has a name, and arguments and an answer in JSON. The other process answers it in a request context with
+the same principal, so rights are checked where the data is. With one shard there is nobody to ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+import gevent
+import msgspec
+from flask import abort, has_request_context, request
+from werkzeug.exceptions import HTTPException, ServiceUnavailable
+
+from greenstalk_server.cluster.status import HOME
+from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
+from greenstalk_server.net.link_calls import CallError, CallHandler, Message
+from greenstalk_server.web.framework.access import principal
+
+ASK_TIMEOUT: Final = 10.0
+"""Seconds that a question waits for its answer."""
+
+CONTEXT_KEYS: Final = (
+    "SCRIPT_NAME", "PATH_INFO", "QUERY_STRING", "SERVER_NAME", "SERVER_PORT", "SERVER_PROTOCOL", "REMOTE_ADDR",
+    "REQUEST_METHOD", "CONTENT_TYPE", "wsgi.url_scheme",
+)  # fmt: skip
+"""Keys of the WSGI environ that are passed on, besides the headers of the request."""
+
+TOKEN_BYTES: Final = 8
+
+SHARD_DIGITS: Final = 3
+"""Last digits of a token, which are the shard: there are at most 1,024."""
+
+log = logging.getLogger(__name__)
+
+Facts = Mapping[str, Any]
+"""The principal and the request that a question belongs to."""
+
+
+class Links(Protocol):
+    """The connections to the processes of the other shards: see net.links."""
+
+    handlers: dict[str, CallHandler]
+
+    def call(self, shard: int, name: str, arguments: Message, timeout: float) -> Message:
+        """Return the answer of *shard*; raise CallError."""
+
+    def shard_of(self, tube: bytes) -> int:
+        """Return the shard that owns *tube*."""
+
+
+class Shards:
+    """The shards of one queue.
+
+    own     number of the shard of this process.
+    others  numbers of the other shards.
+    enter   enters the request context of a question.
+    """
+
+    def __init__(self, ids: IdSequence = ONE_SHARD, links: Links | None = None) -> None:
+        """*links* is None if there is one shard."""
+        self.own: int = ids.shard
+        self.count: int = ids.shards
+        self.others: tuple[int, ...] = tuple([shard for shard in range(ids.shards) if shard != ids.shard])
+        self.enter: Callable[[Facts], AbstractContextManager[None]]
+        self._ids: IdSequence = ids
+        self._links: Links | None = links
+
+    @property
+    def is_home(self) -> bool:
+        """Whether this process serves the web port."""
+        return self.own == HOME
+
+    def of_tube(self, tube: bytes) -> int:
+        """Return the shard that owns *tube*."""
+        return self._links.shard_of(tube) if self._links is not None else self.own
+
+    def owns(self, tube: bytes) -> bool:
+        """Return whether this shard owns *tube*. Each shard has `default`, and one of them owns it."""
+        return self._links is None or self._links.shard_of(tube) == self.own
+
+    def of_job(self, id: int) -> int:
+        """Return the shard that has assigned *id*."""
+        return self._ids.home(id)
+
+    def of_number(self, number: int) -> int:
+        """Return the shard whose process has assigned *number*, of a connection or a change."""
+        return number % self.count
+
+    def next_number(self, number: int) -> int:
+        """Return *number*, or the next one that this process may assign."""
+        return number + (self.own - number) % self.count
+
+    def new_token(self) -> str:
+        """Return a random hexadecimal number that names its shard."""
+        token = secrets.token_hex(TOKEN_BYTES)
+        return token if self.count == 1 else f"{token[:-SHARD_DIGITS]}{self.own:0{SHARD_DIGITS}x}"
+
+    def of_token(self, token: str) -> int:
+        """Return the shard of a process that has made *token*; the own one if it is malformed."""
+        try:
+            shard = int(token[-SHARD_DIGITS:], 16)
+        except ValueError:
+            return self.own
+        return shard if 0 <= shard < self.count else self.own
+
+    # Questions
+
+    def answer(self, name: str, function: Callable[..., Any]) -> None:
+        """Answer the question *name* of other shards with the result of *function*, which may switch."""
+        if self._links is not None:
+            self._links.handlers[f"web.{name}"] = lambda _, message: self._answer(function, message)
+
+    def _answer(self, function: Callable[..., Any], message: Message) -> Message:
+        with self.enter(message.value):
+            try:
+                found = function(**msgspec.json.decode(message.body))
+            except HTTPException as error:
+                return Message({"code": error.code, "text": error.description})
+        return Message({}, encoded(found))
+
+    def ask(self, shard: int, name: str, /, **arguments: Any) -> Any:
+        """Return the answer of the other *shard* to the question *name*. Switches.
+
+        Raise the HTTPException of the function that answers, or ServiceUnavailable if there is no answer.
+        """
+        return self._ask(shard, name, context_facts(), arguments)
+
+    def _ask(self, shard: int, name: str, facts: Facts, arguments: Mapping[str, Any]) -> Any:
+        answer = self.call(shard, f"web.{name}", Message(facts, encoded(arguments)), ASK_TIMEOUT)
+        if (code := answer.value.get("code")) is not None:
+            abort(code, answer.value["text"])
+        return msgspec.json.decode(answer.body)
+
+    def ask_others(self, name: str, /, **arguments: Any) -> dict[int, Any]:
+        """Return the answers to the question *name*, by shard, of the other shards that can be reached. Switches.
+
+        All are asked at the same time. Raise the HTTPException of a function that answers.
+        """
+        return self.ask_each(name, dict.fromkeys(self.others, arguments))
+
+    def ask_each(self, name: str, arguments: Mapping[int, Mapping[str, Any]]) -> dict[int, Any]:
+        """Like `ask_others`, but ask the shards of *arguments*, each with its own."""
+        if not arguments:
+            return {}
+        facts = context_facts()
+        asking = {
+            shard: gevent.spawn(self._ask_if_reached, shard, name, facts, theirs) for shard, theirs in arguments.items()
+        }
+        answers = {shard: one.get() for shard, one in asking.items()}
+        return {shard: answer for shard, answer in answers.items() if answer is not None}
+
+    def _ask_if_reached(self, shard: int, name: str, facts: Facts, arguments: Mapping[str, Any]) -> Any:
+        try:
+            return self._ask(shard, name, facts, arguments)
+        except ServiceUnavailable as error:
+            log.info("dashboard: %s", error.description)
+            return None
+
+    def call(self, shard: int, name: str, arguments: Message, timeout: float) -> Message:
+        """Return the answer of *shard* to the call *name*; raise ServiceUnavailable if there is none. Switches."""
+        assert self._links is not None
+        try:
+            return self._links.call(shard, name, arguments, timeout)
+        except CallError as error:
+            done = " It may have made the change all the same." if error.may_have_run else ""
+            raise ServiceUnavailable(f"The process of shard {shard} does not answer: {error}.{done}") from error
+
+    def handle(self, name: str, handler: Callable[[Message], Message]) -> None:
+        """Answer the call *name* of other shards with *handler*, which may switch."""
+        if self._links is not None:
+            self._links.handlers[name] = lambda _, message: handler(message)
+
+
+def context_facts() -> Facts:
+    """Return the principal and the request of the current context; without a request, the server itself asks."""
+    if not has_request_context():
+        return {"name": "", "roles": [], "has_session": False, "environ": {"PATH_INFO": "/", "REQUEST_METHOD": "GET"}}
+    who = principal()
+    return {
+        "name": who.name,
+        "roles": who.role_names,
+        "has_session": who.has_session,
+        "environ": {
+            name: value
+            for name, value in request.environ.items()
+            if isinstance(value, str) and (name in CONTEXT_KEYS or name.startswith("HTTP_"))
+        },
+    }
+
+
+def encoded(value: Any) -> bytes:
+    """Return *value* as JSON."""
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+ALONE: Final = Shards()
+"""The shards of a queue that has one."""
