@@ -38,8 +38,8 @@ from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 
-RECEIVE_SIZE: Final = 2**18
-"""Bytes per recv."""
+RECEIVE_SIZE: Final = 2**17
+"""Bytes per recv: the size of the buffer of PlainSocket."""
 
 MAX_UNSENT: Final = 2**20
 """Bytes waiting for the socket above which no ServedClient is served, and no call is sent."""
@@ -52,6 +52,11 @@ MAX_OVERHEAD: Final = 4 * 2**20
 
 WRITE: Final = 2
 """Event of a gevent io watcher."""
+
+try:
+    from greenstalk_server.net._plain_socket import PlainSocket
+except ImportError:  # not compiled
+    PlainSocket = None  # type: ignore[assignment,misc]
 
 log = logging.getLogger(__name__)
 
@@ -363,6 +368,9 @@ class Link(Handler):
         self.is_lost: bool = False
         self.calls: LinkCalls = LinkCalls(self, host.handlers, 3 * host.broker.max_job_size + MAX_OVERHEAD)
         self._sock: socket.socket = sock
+        plain = sock if PlainSocket is None or type(sock) is not socket.socket else PlainSocket(sock.fileno())
+        self._recv: Callable[[int], bytes] = plain.recv
+        self._send: Callable[[bytes], int] = plain.send
         self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
         self._has_hung_up: bool = False  # the kernel has announced the end of the stream
         self._reader: FrameReader = FrameReader()
@@ -522,7 +530,7 @@ class Link(Handler):
             return
         data, self._out = b"".join([self._unsent, *self._out]), []
         try:
-            sent = self._sock.send(data)
+            sent = self._send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -558,7 +566,7 @@ class Link(Handler):
         """Return the bytes that have arrived, b"" at the end of the stream, or None if there are none."""
         data: bytes | None = None
         try:
-            data = self._sock.recv(RECEIVE_SIZE)
+            data = self._recv(RECEIVE_SIZE)
         except BlockingIOError:
             pass
         except OSError:
@@ -702,6 +710,8 @@ class Link(Handler):
             self._watcher.close()
             self._watcher = None
         self.host.poller.remove(self._sock.fileno())
+        # A closed socket raises. A PlainSocket would use the descriptor, which another connection may have by then.
+        self._recv, self._send = self._sock.recv, self._sock.send
         self._sock.close()
         self._out, self._stalled, self._settling = [], {}, {}
         self.calls.close()
