@@ -38,6 +38,7 @@ from greenstalk_server.core.jobs.job_table import JobTable
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Limits, job_quotas
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.moves import Moves
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import PolicySet
 from greenstalk_server.core.policies.policy_store import PolicyStore
@@ -82,6 +83,7 @@ class Broker:
     default_tube    the tube "default", which always exists.
     no_tube         a tube without a name that is not among `tubes`: clients that use no tube use this one.
     remote_count    number of the clients that are remote (see Client).
+    moves           jobs that move between shards; None in a queue of one shard.
     heads           subscriptions of their processes to the heads of tubes.
     totals          number of jobs by state.
     tube_sets       sets of many tubes, each made when a client that watches exactly these tubes reserves.
@@ -177,6 +179,7 @@ class Broker:
         self.no_tube: Tube = Tube(b"", self.jobs, self.totals)
         self.remote_count: int = 0
         self.heads: HeadWatch = HeadWatch()
+        self.moves: Moves | None = Moves(ids, self.no_tube) if ids.shards > 1 else None
 
     def subscribe(self, listener: BrokerListener) -> None:
         """Notify *listener* from now on."""

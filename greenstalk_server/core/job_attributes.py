@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND, Job
 from greenstalk_server.core.tags.tags import TaggedJob, Tags
+from greenstalk_server.core.travel import Travel
 from greenstalk_server.core.tube_names import is_tube_name
 
 ATTEMPTS_BASE: Final = 1
@@ -34,6 +35,9 @@ CONCURRENCY_LIMIT: Final = 10
 
 TRUNCATED: Final = 16
 """No value. The job is deleted when its reservation ends, or at the next start."""
+
+TRAVEL: Final = 17
+"""A packed Travel."""
 
 MAX_KEY: Final = 64
 """Maximum bytes of a unique key."""
@@ -117,6 +121,8 @@ def encode(job: Job) -> bytes:
         data += bytes((DEAD_LETTER, len(cold.dead_letter))) + cold.dead_letter
     if cold.is_truncated:
         data += bytes((TRUNCATED, 0))
+    if cold.travel:
+        data += bytes((TRAVEL, len(cold.travel))) + cold.travel
     return data + tags
 
 
@@ -183,7 +189,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 def decode_into(job: Job, data: bytes) -> None:
     """Replace the attributes of *job* by those in *data*, except its tags; invalid bytes are ignored."""
     job.attempts_base, job.expires_from, job.unique_key, job.dead_letter = 0, 0, b"", b""
-    job.is_truncated = False
+    job.is_truncated, job.travel = False, b""
     for tag, value in _attributes(data):
         length = len(value)
         if tag == ATTEMPTS_BASE and length == 4:
@@ -196,6 +202,16 @@ def decode_into(job: Job, data: bytes) -> None:
             job.dead_letter = value
         elif tag == TRUNCATED:
             job.is_truncated = True
+        elif tag == TRAVEL and _is_travel(value):
+            job.travel = value
+
+
+def _is_travel(value: bytes) -> bool:
+    try:
+        travel = Travel.unpack(value)
+    except ValueError:
+        return False
+    return not travel.target or is_tube_name(travel.target)
 
 
 def _is_dead_letter(value: bytes) -> bool:

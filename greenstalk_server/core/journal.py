@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from greenstalk_server.core.jobs.job import Job
+    from greenstalk_server.core.travel import Location
     from greenstalk_server.core.tubes.tube import Tube
 
 DEFAULT_BINLOG_SIZE: Final = 10485760
@@ -109,6 +110,18 @@ class Journal(Protocol):
     def delete(self, job: Job) -> None:
         """Record that *job* is deleted."""
 
+    def arrive(self, job: Job) -> bool:
+        """Record *job*, which comes from another shard; return False if there is no room.
+
+        This ends its location, if there is one.
+        """
+
+    def depart(self, job: Job, location: Location) -> None:
+        """Record that *job* is no longer here, and its *location*."""
+
+    def locate(self, id: int, location: Location) -> None:
+        """Record the *location* of the job *id*, which is not here; one without hops is no longer kept."""
+
     def pause(self, tube: Tube) -> None:
         """Record the pause of *tube*, or the end of its pause."""
 
@@ -161,6 +174,15 @@ class NullJournal:
         pass
 
     def delete(self, job: Job) -> None:
+        pass
+
+    def arrive(self, job: Job) -> bool:
+        return True
+
+    def depart(self, job: Job, location: Location) -> None:
+        pass
+
+    def locate(self, id: int, location: Location) -> None:
         pass
 
     def pause(self, tube: Tube) -> None:

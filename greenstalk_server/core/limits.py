@@ -30,7 +30,7 @@ LIMIT_DESCRIPTIONS: Final = {
     "tube_bytes": "puts refused: the maximum total size of the tube's job bodies was reached (--max-tube-bytes)",
     "tubes": "uses and watches refused: the maximum number of tubes was reached (--max-tubes)",
     "watched": "watches refused: the connection watched the maximum number of tubes (--max-watched; 512 with weights)",
-    "shards": "puts refused, or dead letters buried: their policy names a tube of another shard (--pin)",
+    "shards": "puts refused: their policy copies jobs, or pushes them out, to a tube of another shard (--pin)",
     "rate": "times that a connection was throttled: it exceeded its commands per second (--max-rate)",
     "output": "times that reading from a connection was paused: too many replies waited for the disk (--max-output)",
     "listings": "commands list-tubes and list-tubes-watched refused, because too many long lists were being sent",

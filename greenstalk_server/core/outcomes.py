@@ -33,7 +33,6 @@ class EditOutcome:
     RESERVED        a client holds the job, and the edit is not forced.
     NO_ROOM         the journal has no room for the new record, or its writes fail.
     BODY_ON_DISK    the body is not in memory, so the caller has to provide it.
-    OTHER_SHARD     the job cannot move to a tube of another shard.
     """
 
     DONE: Final = 0
@@ -41,7 +40,6 @@ class EditOutcome:
     RESERVED: Final = 2
     NO_ROOM: Final = 3
     BODY_ON_DISK: Final = 4
-    OTHER_SHARD: Final = 5
 
 
 class Refusal:

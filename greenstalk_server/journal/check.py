@@ -39,6 +39,7 @@ KINDS: Final = {
     "pause": (record.PAUSE,),
     "policy": (record.POLICY,),
     "key": (record.KEY,),
+    "location": (record.LOCATION,),
     "import begun": (record.IMPORT_BEGIN,),
     "import ended": (record.IMPORT_END,),
     "import undone": (record.IMPORT_UNDO,),
@@ -203,7 +204,12 @@ def _files(report: Report) -> Iterator[str]:
     used = {segment.file: segment.records for segment in recovery.segments}
     bad = {damage.file for damage in recovery.damage}
     live = sum([record.recorded_size(job) for job in recovery.jobs.values()])
-    entries: list[record.Entry] = [*recovery.policies, *recovery.pauses, *recovery.keys]
+    entries: list[record.Entry] = [
+        *recovery.policies,
+        *recovery.pauses,
+        *recovery.keys,
+        *recovery.locations,
+    ]
     live += sum([recovery.entries[entry][1] for entry in entries])
     yield f"journal: {_counted(len(report.sizes), 'file')}, {_counted(recovery.records, 'record')}"
     for name in sorted(report.sizes, key=lambda name: numbers([name])):
@@ -236,6 +242,8 @@ def _entries(recovery: Recovery) -> Iterator[str]:
         yield f"policies: {', '.join(sorted(recovery.policies))}"
     if recovery.keys:
         yield f"unique keys that outlive their jobs: {len(recovery.keys)}"
+    if recovery.locations:
+        yield f"jobs that moved to other shards, or were deleted after they had moved: {len(recovery.locations)}"
 
 
 def _damage(recovery: Recovery) -> Iterator[str]:

@@ -19,6 +19,7 @@ from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.jobs.job_history import RESERVED
 from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.travel import Location, is_moving
 
 try:
     from greenstalk_server.journal._seal import seal
@@ -77,9 +78,13 @@ The scope is the name of the tube; for an idempotency key, a colon follows the n
 
 JOB_KINDS: Final = (JOB, JOB_WITH_EVENTS, JOB_WITH_ATTRIBUTES)
 
-Entry: TypeAlias = str | bytes | tuple[bytes, bytes]
-"""A policy by its name, the pause of a tube by the tube's name, or a key that outlives its job by its scope and its
-bytes."""
+LOCATION: Final = 18
+"""The place of a job that was here: it has moved to another shard, or was deleted; 0 moves delete the record. If the
+job exists, the record deletes it."""
+
+Entry: TypeAlias = str | bytes | tuple[bytes, bytes] | int
+"""A policy by its name, the pause of a tube by the tube's name, a key that outlives its job by its scope and its
+bytes, or the location of a job by the job's id."""
 
 _U32: Final = 2**32 - 1
 
@@ -132,6 +137,9 @@ POLICY_FIELDS: Final = struct.Struct("<B")
 KEY_FIELDS: Final = struct.Struct("<QQB")
 """job id, until, length of the scope; the scope and the key follow."""
 
+LOCATION_FIELDS: Final = struct.Struct("<QIHH")
+"""job id, number of its moves, shard, source."""
+
 DELETE_FIELDS: Final = struct.Struct("<Q")
 PAUSE_FIELDS: Final = struct.Struct("<QQ")
 """end, length; the name follows."""
@@ -162,6 +170,7 @@ UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_FIELDS.size
 RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_FIELDS.size
 IDS_SIZE: Final = HEADER_SIZE + IDS_FIELDS.size
 GROUP_SIZE: Final = HEADER_SIZE + GROUP_FIELDS.size
+LOCATION_SIZE: Final = HEADER_SIZE + LOCATION_FIELDS.size
 
 MIN_PAYLOAD: Final = {
     JOB: JOB_FIELDS.size,
@@ -179,6 +188,7 @@ MIN_PAYLOAD: Final = {
     GROUP: GROUP_FIELDS.size,
     POLICY: POLICY_FIELDS.size,
     KEY: KEY_FIELDS.size,
+    LOCATION: LOCATION_FIELDS.size,
 }
 """Minimum size of the payload in bytes, for every kind."""
 
@@ -245,7 +255,7 @@ def job_size(job: Job) -> int:
 
 def events_of(job: Job) -> bytes:
     """Return the events of *job*, including its current reservation."""
-    holder = job.holder
+    holder = job.holder if not is_moving(job.cold.travel) else None
     return job.events if holder is None else job_history.add(job.events, RESERVED, job.reserved_at, holder.number)
 
 
@@ -450,6 +460,11 @@ class Encoder:
     def key(self, tube: bytes, key: bytes, id: int, until: int, sequence: int) -> bytes:
         """Return a KEY record."""
         return self._other(KEY, sequence, KEY_FIELDS.pack(id, until, len(tube)) + tube + key)
+
+    def location(self, id: int, location: Location, sequence: int) -> bytes:
+        """Return a LOCATION record."""
+        fields = LOCATION_FIELDS.pack(id, location.hops, location.shard, location.source)
+        return self._other(LOCATION, sequence, fields)
 
     def mark(self, kind: int, sequence: int) -> bytes:
         """Return a record without payload: IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""

@@ -23,6 +23,7 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Jo
 from greenstalk_server.core.jobs.job_table import JobTable
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.travel import Location
 from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
@@ -71,7 +72,9 @@ class Recovery:
     pauses      end and length of each pause in nanoseconds, by tube name.
     policies    documents of policies by name.
     keys        job id and end in nanoseconds of each unique key that outlives its job, by tube name and key.
-    entries     number of the segment with the newest record of each policy, pause and key, and bytes of the record.
+    locations   places of jobs that were here, by id.
+    entries     number of the segment with the newest record of each policy, pause, key and location, and bytes of the
+                record.
     highest_number  highest number of a segment file, whatever it contains.
     sequence    number of the last record.
     refusal     why no start reads the journal, and what to do; "" if all segments are of this server's version.
@@ -89,6 +92,7 @@ class Recovery:
     pauses: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     policies: dict[str, bytes] = field(default_factory=dict)
     keys: dict[tuple[bytes, bytes], tuple[int, int]] = field(default_factory=dict)
+    locations: dict[int, Location] = field(default_factory=dict)
     entries: dict[record.Entry, tuple[int, int]] = field(default_factory=dict)
     segments: list[ReplayedSegment] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
@@ -172,6 +176,8 @@ class Recovery:
                     self.policies.pop(entry, None)
                 elif isinstance(entry, bytes):
                     self.pauses.pop(entry, None)
+                elif isinstance(entry, int):
+                    self.locations.pop(entry, None)
                 else:
                     self.keys.pop(entry, None)
 
@@ -403,6 +409,7 @@ class Recovery:
             record.MOVE: self._move,
             record.POLICY: self._policy,
             record.KEY: self._key,
+            record.LOCATION: self._location,
             record.GROUP: self._group,
         }
 
@@ -472,6 +479,7 @@ class Recovery:
             jobs.set(job)
         else:
             jobs[id] = job
+        self.locations.pop(id, None)
         segment.ids.append(id)
         if id > self._highest_id and self.ids.owns(id):
             self._highest_id = id
@@ -595,6 +603,17 @@ class Recovery:
                 self.keys[name, key] = id, until
             if replaced is not None and replaced[0] != id and id in self.jobs:  # the DELETE of the job may be lost
                 self._replaced_keys.setdefault(id, {})[name, key] = replaced
+
+    def _location(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+        id, hops, shard, source = record.LOCATION_FIELDS.unpack_from(data, at + _JOB_AT)
+        if not 0 < id < _ID_LIMIT:
+            return
+        self._note_entry(id, at, stop, segment)
+        if hops:
+            self._delete(data, at, stop, segment)
+            self.locations[id] = Location(shard, hops, source)
+        else:
+            self.locations.pop(id, None)
 
     def _note_entry(self, entry: record.Entry, at: int, stop: int, segment: ReplayedSegment) -> None:
         """Store where the newest record of *entry* is: in *segment*, from offset *at* to *stop*."""

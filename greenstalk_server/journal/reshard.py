@@ -19,9 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.tags.idempotency import tube_of_scope
+from greenstalk_server.core.transitions.moving import departing_copy
+from greenstalk_server.core.travel import Travel
 from greenstalk_server.core.tube_shards import Pin, TubeShards
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.archive import Key, Pause, Policy
 from greenstalk_server.journal.check import inspect
 from greenstalk_server.journal.files import Directory
@@ -88,12 +92,14 @@ def _read(directory: str, shards: Sequence[str]) -> _Content:
     """Read the journals of *shards*, or that of *directory* if there are none; raise StartError if one is damaged."""
     content = _Content(list(shards) or [directory])
     policies: dict[str, bytes] = {}
+    locations: list[tuple[int, int]] = []
     for shard, source in enumerate(content.sources):
         if shards:
             DirectoryLock(source).close()  # a child of a killed parent may still use it
         recovery = _recovery(source, is_shard=bool(shards))
         content.next_id = max(content.next_id, next_id_above(recovery))
         content.jobs += recovery.jobs.values()
+        locations += [(id, location.hops) for id, location in recovery.locations.items()]
         content.places |= {(job.tube.name, shard) for job in recovery.jobs.values()}
         for entry in entries_of(recovery):
             if isinstance(entry, Policy) and policies.setdefault(entry.name, entry.document) is not entry.document:
@@ -103,8 +109,30 @@ def _read(directory: str, shards: Sequence[str]) -> _Content:
             content.entries.append(entry)
             if not isinstance(entry, Policy):
                 content.places.add((tube_of_scope(entry.tube), shard))
-    content.jobs.sort(key=lambda job: job.id)
+    content.jobs = _in_one_place(content.jobs, locations)
     return content
+
+
+def _in_one_place(jobs: list[Job], locations: list[tuple[int, int]]) -> list[Job]:
+    """Return *jobs*, in the order of their ids, as after all moves between shards that are under way.
+
+    *locations* are the ids of jobs that have left a shard, and the numbers of their moves. A job that a shard has
+    accepted may still be in the outbox of another one.
+    """
+    hops: dict[int, int] = {}
+    for id, number in [*locations, *[(job.id, Travel.unpack(job.travel).hops) for job in jobs]]:
+        hops[id] = max(number, hops.get(id, 0))
+    found = []
+    for job in sorted(jobs, key=lambda job: job.id):
+        travel = Travel.unpack(job.travel)
+        if travel.hops < hops[job.id]:
+            continue
+        settled = departing_copy(job, resident_body(job)) if travel.target else job
+        if travel.target:
+            settled.tube = Tube(travel.target, {})
+        settled.travel = b""
+        found.append(settled)
+    return found
 
 
 def _recovery(source: str, *, is_shard: bool) -> Recovery:

@@ -14,6 +14,7 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.id_sequence import ID_END, ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
+from greenstalk_server.core.travel import NO_LOCATION, Location
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
@@ -43,7 +44,9 @@ class SegmentLog:
     tubes           the broker's table of tubes.
     policies        the broker's documents of policies, by name.
     keys            the broker's unique keys that outlive their jobs: job id and end, by tube and key.
-    entries         number of the segment with the newest record of each policy, pause and key, and bytes of the record.
+    locations       the broker's table of the places of jobs that were here.
+    entries         number of the segment with the newest record of each policy, pause, key and location, and bytes of
+                    the record.
     groups          groups of jobs that may not be on disk yet: number of the last record and ids of the jobs.
     sequence        number of the last record.
     recovered_sequence  number of the last record found at startup; new records have higher numbers.
@@ -85,6 +88,7 @@ class SegmentLog:
         self.tubes: dict[bytes, Tube] = {}
         self.policies: Mapping[str, bytes] = {}
         self.keys: Mapping[tuple[bytes, bytes], tuple[int, int]] = {}
+        self.locations: Mapping[int, Location] = {}
         self.entries: dict[record.Entry, tuple[int, int]] = {}
         self.groups: deque[tuple[int, list[int]]] = deque()
         self.sequence: int = 0
@@ -133,7 +137,12 @@ class SegmentLog:
             self.live_bytes += size
             if job.cold is not DEFAULT_COLD_STATE:
                 self._note_growth(job, job_attributes.encode(job))
-        entries: list[record.Entry] = [*recovery.policies, *recovery.pauses, *recovery.keys]
+        entries: list[record.Entry] = [
+            *recovery.policies,
+            *recovery.pauses,
+            *recovery.keys,
+            *recovery.locations,
+        ]
         for entry in entries:
             number, size = recovery.entries[entry]
             self._note_live(entry, self.segments[number], size)
@@ -345,6 +354,21 @@ class SegmentLog:
             self._note_live((tube, key), segment, size)
         return size
 
+    def add_location(self, id: int, location: Location) -> int:
+        """Record the *location* of the job *id*, or, if its `hops` are 0, that it is no longer kept; return the bytes.
+
+        If the job exists, this deletes it.
+        """
+        segment = self.room_for(record.LOCATION_SIZE)
+        self.sequence += 1
+        segment.add_entry(segment.encoder.location(id, location, self.sequence), id)
+        if segment.touched is not None:
+            segment.touched.append(id)
+        self.mark_entry_dead(id)
+        if location.hops:
+            self._note_live(id, segment, record.LOCATION_SIZE)
+        return record.LOCATION_SIZE
+
     def add_entry(self, entry: record.Entry) -> int:
         """Record the present value of *entry*, or its deletion; return the bytes of the record."""
         if isinstance(entry, str):
@@ -352,6 +376,8 @@ class SegmentLog:
         if isinstance(entry, bytes):
             tube = self.tubes.get(entry)
             return self.add_pause(entry, 0, 0) if tube is None else self.add_pause(entry, tube.paused_until, tube.pause)
+        if isinstance(entry, int):
+            return self.add_location(entry, self.locations.get(entry, NO_LOCATION))
         scope, key = entry
         id, until = self.keys.get(entry, (0, 0))
         return self.add_key(scope, key, id, until)
@@ -360,12 +386,16 @@ class SegmentLog:
         """Return the size in bytes of the record that `add_entry` appends."""
         if isinstance(entry, str):
             return record.policy_size(entry, self.policies.get(entry, b""))
+        if isinstance(entry, int):
+            return record.LOCATION_SIZE
         return record.pause_size(entry) if isinstance(entry, bytes) else record.key_size(*entry)
 
     def has_entry(self, entry: record.Entry) -> bool:
         """Whether *entry* exists: the broker has it in its table."""
         if isinstance(entry, bytes):
             return entry in self.tubes and self.tubes[entry].paused_until > 0
+        if isinstance(entry, int):
+            return entry in self.locations
         return entry in self.policies if isinstance(entry, str) else entry in self.keys
 
     def is_newest(self, entry: record.Entry, segment: Segment) -> bool:

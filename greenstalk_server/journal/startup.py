@@ -113,6 +113,8 @@ def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter) -> None:
     if recovery.is_import_open:
         log.warning("journal: an import was interrupted; its jobs are ignored")
     policy_changes.load_policies(broker, recovery.policies, recovery.keys)
+    if broker.moves is not None:
+        broker.moves.locations.update(recovery.locations)
     for name, reason in broker.policy_store.unreadable.items():
         log.warning("journal: the policy %s has no effect: %s", name, reason)
     for name in broker.policy_store.overridden():
@@ -121,7 +123,13 @@ def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter) -> None:
         if (split := find_split(policy, broker.tube_shards)) is not None:
             log.warning("%s", split)
     journal.begin(
-        recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.retained_keys.table, broker.bodies
+        recovery,
+        broker.jobs,
+        broker.tubes,
+        broker.policy_store.documents,
+        broker.retained_keys.table,
+        broker.bodies,
+        broker.moves.locations if broker.moves is not None else None,
     )
 
 

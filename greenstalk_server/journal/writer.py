@@ -40,6 +40,7 @@ from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.travel import Location
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import Batch, BodyRead, Maintenance, SyncTask, no_space_error, timed_sync
@@ -105,15 +106,17 @@ class JournalWriter:
         policies: Mapping[str, bytes],
         keys: Mapping[tuple[bytes, bytes], tuple[int, int]],
         bodies: Bodies | None = None,
+        locations: Mapping[int, Location] | None = None,
     ) -> None:
         """Continue after *recovery*, in a new segment. Call once, before any other method; raise OSError.
 
         *jobs*, *tubes*, *policies* (documents by name) and *keys* (job id and end in nanoseconds, by tube and key) are
         the broker's tables; compaction and rewrites read them. The broker removes a key when it has expired. *bodies*
-        tracks the memory limit; None if there is none.
+        tracks the memory limit; None if there is none. *locations* are those of the jobs that were here.
         """
         log = self._log
         log.jobs, log.tubes, log.policies, log.keys = jobs, tubes, policies, keys
+        log.locations = locations if locations is not None else {}
         log.keeps_positions = bodies is not None
         log.adopt(recovery)
         self._written = self.safe = self.promised = log.sequence
@@ -204,6 +207,21 @@ class JournalWriter:
     def delete(self, job: Job) -> None:
         self._mark_reclaimable(job)
         self._log.add_delete(job.id)
+        self.promised = self._log.sequence
+
+    def arrive(self, job: Job) -> bool:
+        """Record *job*, which comes from another shard; return False if the disk fails, or has no room."""
+        if not self._put_again(job, None):
+            return False
+        self._log.mark_entry_dead(job.id)
+        return True
+
+    def depart(self, job: Job, location: Location) -> None:
+        self._mark_reclaimable(job)
+        self.locate(job.id, location)
+
+    def locate(self, id: int, location: Location) -> None:
+        self._log.add_location(id, location)
         self.promised = self._log.sequence
 
     def pause(self, tube: Tube) -> None:

@@ -45,7 +45,7 @@ from greenstalk_server.protocol.access import Rule, grants
 from greenstalk_server.protocol.front_channel import NO_SHARD, Receive
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.link_frames import LinkError
-from greenstalk_server.protocol.restricted_session import RestrictedSession
+from greenstalk_server.protocol.restricted_session import RemoteSession, RestrictedSession
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
@@ -237,7 +237,7 @@ class Links:
         names = [str(name) for name in facts["names"]]
         granted = grants(self._rules, facts["listener"], names) if self._rules else None
         if granted is None:
-            return Session(self.broker, wake)
+            return RemoteSession(self.broker, wake)
         session = RestrictedSession(self.broker, wake, granted, 0, self.clock())
         session.may_reserve = True  # its front has checked
         return session

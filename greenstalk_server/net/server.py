@@ -33,6 +33,7 @@ from greenstalk_server.net.idle import find_dead, find_idle
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.net.links import Links
 from greenstalk_server.net.listeners import Listener, describe_peer, notice_dead_peers
+from greenstalk_server.net.move_service import MoveService
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, TlsSocket, reason_of, shake_hands
 from greenstalk_server.protocol.access import Rule, grants
@@ -118,6 +119,9 @@ class Server:
         self._rules: Sequence[Rule] = rules
         self._certificates: Certificates | None = certificates
         self._links: Links | None = links
+        self._moves: MoveService | None = None
+        if links is not None and broker.moves is not None:
+            self._moves = MoveService(links, broker.moves, broker, clock, committer)
         self._admission: Admission = Admission(limits)
         self._handshakes: dict[Any, int] = {}  # greenlets, with the times at which their handshakes time out
         self._is_stopping: bool = False
@@ -147,6 +151,8 @@ class Server:
         self._poller.start()
         if self._links is not None:
             self._links.start(self._poller)
+        if self._moves is not None:
+            self._moves.start()
         self._housekeeper.start()
         self._upkeep.start()
         if self._committer is not None:
@@ -173,6 +179,8 @@ class Server:
                 gevent.sleep(0.01)
         for connection in list(self.connections):
             connection.kill()
+        if self._moves is not None:
+            self._moves.stop()
         if self._links is not None:
             self._links.stop()
         self._poller.stop()

@@ -89,8 +89,9 @@ def _delete_batch(session: FrontSession, command: Command, now: int) -> bytes | 
     ids: list[int] = command[1]
     routes = session.routes
     by_shard: dict[int, list[int]] = {}
+    all_shards = set(range(routes.ids.shards))
     for id in ids:
-        homes = range(routes.ids.shards) if id < routes.ids.base else (routes.ids.home(id),)
+        homes = {session.shard_of_job(id), *session.holding_shards()} if id >= routes.ids.base else all_shards
         for shard in homes:
             by_shard.setdefault(shard, []).append(id)
     own = by_shard.pop(routes.own, [])

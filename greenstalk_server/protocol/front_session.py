@@ -23,8 +23,9 @@ from typing import Final
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.travel import NOWHERE
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head
-from greenstalk_server.protocol import replies
+from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.arguments import RESERVE_MODES
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
@@ -47,6 +48,9 @@ replies."""
 WITH_BODY: Final = frozenset(b"peek peek-ready peek-delayed peek-buried peek-reserved reserve-job".split())
 """Commands of which at most one or two are in a run: the front keeps all replies of a run in memory."""
 
+BRIEF: Final = frozenset(b"delete release bury touch kick-job reprioritize".split())
+"""Commands about a job whose replies are lines, at once."""
+
 MAX_UNSUBSCRIBED: Final = 64
 """Watched tubes above which the session always subscribes to their heads."""
 
@@ -68,6 +72,7 @@ class FrontSession(RestrictedSession):
     __slots__ = (
         "_base",
         "_channels",
+        "_has_job",
         "_has_reserve_job",
         "_holding",
         "_is_counted",
@@ -117,6 +122,7 @@ class FrontSession(RestrictedSession):
         self._is_run_repeatable: bool = True
         self._is_counted: bool = False  # the commands of the work are counted for the rate limit
         self._has_reserve_job: bool = False
+        self._has_job: bool = False
         self._run_shard: int = NO_SHARD
         self._used: bytes = DEFAULT_TUBE
         self._used_shard: int = routes.shard_of(DEFAULT_TUBE)
@@ -290,7 +296,8 @@ class FrontSession(RestrictedSession):
             shard, run = self._run_shard, self._run
             data = run[0] if len(run) == 1 else b"".join(run)
             note = partial(self._note_reserve_job, shard) if self._has_reserve_job else None
-            work = Run(shard, data, self._is_run_repeatable, note)
+            work = Run(shard, data, self._is_run_repeatable, note, run if self._has_job else ())
+            self._has_job = False
             self._run, self._run_size, self._run_shard, self._is_run_repeatable = [], 0, NO_SHARD, True
             self._has_reserve_job = False
             self._begin(work)
@@ -341,7 +348,7 @@ class FrontSession(RestrictedSession):
             id: int = command[1]
             if id < self._base:
                 return self._search(verb, command, now)
-            shard = (id - self._base) % self._shards
+            shard = self.shard_of_job(id)
         elif route == RESERVE and self._reserve_shard == own and not self.has_reserved_there:
             shard = own
         elif route >= MANY:
@@ -351,6 +358,7 @@ class FrontSession(RestrictedSession):
         else:
             shard = self._used_shard if route == USED else self.routes.shard_of(command[1])
         if shard != own:
+            self._has_job |= route == JOB
             if verb.name == b"wait":  # alone in its run, so that it holds up no reply before it
                 self._end_run()
                 self._forward(shard, self.line + CRLF, True, 0)
@@ -364,6 +372,22 @@ class FrontSession(RestrictedSession):
             return super()._handle(verb, command, now)
         assert verb.handle is not None
         return verb.handle(self, command, now)
+
+    def shard_of_job(self, id: int) -> int:
+        """Return the shard that has the job *id*, or knows where it is."""
+        shard, moves = (id - self._base) % self._shards, self.broker.moves
+        if moves is None:
+            return shard
+        if shard != self._own and id in self.broker.jobs:
+            return self._own
+        place = moves.place_of(id) if moves.locations else NOWHERE
+        return shard if place == NOWHERE else place
+
+    def serve_again(self, line: bytes, now: int) -> bytes:
+        """Serve *line*, a command about a job that has come to this shard meanwhile."""
+        command = codec.parse(line)
+        reply = super()._handle(command[0], command, now) if command[0].name in BRIEF else None
+        return replies.NOT_FOUND if reply is None else reply
 
     def _search(self, verb: Verb, command: Command, now: int) -> bytes | None:
         """Serve a command about a job with an id from before the queue had several shards."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.operations import reserving
@@ -58,16 +58,35 @@ class Work:
         return None
 
 
-class Run(Work):
-    """Commands for one shard."""
+MAX_CHASES: Final = 8
+"""Shards that are asked for a job that moves between them."""
 
-    __slots__ = ("_data", "_is_repeatable", "_note", "_reply", "_shard")
+
+class Run(Work):
+    """Commands for one shard.
+
+    If a job has moved to another shard, the reply MOVED says so, and the command is repeated there.
+    """
+
+    __slots__ = ("_chases", "_commands", "_data", "_is_repeatable", "_moved", "_note", "_parts", "_reply", "_shard")
 
     def __init__(
-        self, shard: int, data: bytes, is_repeatable: bool, note: Callable[[bytes], bytes] | None = None
+        self,
+        shard: int,
+        data: bytes,
+        is_repeatable: bool,
+        note: Callable[[bytes], bytes] | None = None,
+        commands: Sequence[bytes] = (),
     ) -> None:
-        """*is_repeatable*: *data* may be served twice. *note* takes the replies; it returns what the client gets."""
+        """*is_repeatable*: *data* may be served twice. *note* takes the replies; it returns what the client gets.
+
+        *commands*: those of *data*, if any of them is about a job.
+        """
         super().__init__()
+        self._commands: Sequence[bytes] = commands
+        self._parts: list[bytes] = []
+        self._moved: list[int] = []
+        self._chases: int = 0
         self._shard: int = shard
         self._data: bytes = data
         self._is_repeatable: bool = is_repeatable
@@ -93,8 +112,42 @@ class Run(Work):
         self.has_news = True
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
-        """Return all replies."""
+        """Return all replies, or repeat the command about a job that has moved."""
+        if self._parts or (self._commands and replies.MOVED in self._reply):
+            return self._chase(session, now)
         return self._reply if self._note is None else self._note(self._reply)
+
+    def _chase(self, session: FrontSession, now: int) -> bytes | None:
+        """Repeat the first command whose reply says that its job has moved, if there is one."""
+        if self._parts:
+            if not self._reply:
+                return None  # the other shard has not replied yet
+            self._parts[self._moved[0]] = self._reply
+            if self._reply.startswith(b"RESERVED "):
+                session.note_holding(self._shard)
+        else:
+            parts = replies.split(self._reply)
+            self._parts = parts if len(parts) == len(self._commands) else [self._reply]
+            self._moved = [at for at, part in enumerate(self._parts) if part.startswith(replies.MOVED)]
+        while self._moved:
+            at = self._moved[0]
+            part, command = self._parts[at], self._commands[at]
+            if not part.startswith(replies.MOVED):
+                self._moved.pop(0)
+                self._chases = 0
+                continue
+            self._chases += 1
+            shard = int(part[len(replies.MOVED) :])
+            if self._chases > MAX_CHASES:
+                self._parts[at] = replies.NOT_FOUND
+            elif shard == session.routes.own:
+                self._parts[at] = session.serve_again(command[:-2], now)
+            else:
+                self._shard, self._data, self._reply, self.has_news = shard, command, b"", False
+                self.begin(session)
+                return None
+        reply = b"".join(self._parts)
+        return reply if self._note is None else self._note(reply)
 
     def end(self, session: FrontSession, now: int) -> bytes | None:
         """End the wait for a job, if the run has one."""

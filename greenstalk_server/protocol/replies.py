@@ -43,6 +43,35 @@ SUBSCRIBED: Final = b"SUBSCRIBED\r\n"  # only over links
 UNKNOWN_COMMAND: Final = b"UNKNOWN_COMMAND\r\n"
 
 
+MOVED: Final = b"MOVED "
+"""Begin of the reply that a job has moved to another shard; its number follows. Only over links."""
+
+
+def moved(shard: int) -> bytes:
+    """Return the reply that a job has moved to *shard*."""
+    return b"MOVED %d\r\n" % shard
+
+
+def split(data: bytes) -> list[bytes]:
+    """Return the replies in *data*, whole ones to commands about jobs and to puts."""
+    found, pos = [], 0
+    while pos < len(data):
+        end = data.find(CRLF, pos) + 2
+        words = data[pos:end].split()
+        at = WITH_SIZE.get(words[0], 0) if words else 0
+        if 0 < at < len(words) and words[at].isdigit():
+            end += int(words[at]) + 2
+        if end <= pos:
+            break
+        found.append(data[pos:end])
+        pos = end
+    return found
+
+
+WITH_SIZE: Final = {b"OK": 1, b"FOUND": 2, b"RESERVED": 2}
+"""First words of replies that are followed by as many bytes as the word at this position says."""
+
+
 def offered(number: int) -> bytes:
     """Return the reply to the await *number* that a job is offered. Only over links."""
     return b"OFFERED %d\r\n" % number

@@ -14,14 +14,16 @@ from typing import Final
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting
+from greenstalk_server.core.travel import NOWHERE
 from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
 from greenstalk_server.protocol.permissions import CONSUME_JOB
 from greenstalk_server.protocol.session import PUT_LENGTH, Session
 from greenstalk_server.protocol.session_state import Command, SessionState, SlicedCommand
-from greenstalk_server.protocol.verb import Verb
+from greenstalk_server.protocol.verb import JOB, Verb
 
 LIST_BATCH: Final = 3 * CHUNK_SIZE
 """Tubes that a list-tubes examines in one slice."""
@@ -120,6 +122,10 @@ class RestrictedSession(Session):
     # Permissions
 
     def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
+        if verb.route == JOB and self.client.is_remote and self.broker.moves is not None:
+            place = self.broker.moves.place_of(command[1])
+            if place != NOWHERE:
+                return replies.moved(place)
         refusal = self.refusal(verb, command)
         return super()._handle(verb, command, now) if refusal is None else refusal
 
@@ -202,3 +208,16 @@ class _Listing(SlicedCommand):
         if end < len(self._names.chunks):
             return None
         return session.list_names(NameList(self._allowed, self._count, self._bytes, broker.listed_names))
+
+
+class RemoteSession(Session):
+    """The session of a client of another process, subject to no access rule."""
+
+    __slots__ = ()
+
+    def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
+        if verb.route == JOB and self.broker.moves is not None:
+            place = self.broker.moves.place_of(command[1])
+            if place != NOWHERE:
+                return replies.moved(place)  # its front repeats the command there
+        return super()._handle(verb, command, now)

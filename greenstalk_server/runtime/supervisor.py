@@ -43,6 +43,7 @@ RESTARTED: Final = (
     "link-outages",
     "links",
     "live-pages",
+    "moves",
     "standbys",
     "worker-rates",
 )

@@ -716,9 +716,9 @@ def test_bad_pin_is_refused(argv: list[str], message: str) -> None:
 
 def test_policy_of_the_file_across_shards_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "greenstalk.toml"
-    file.write_text('processes = 2\n[policies.mail]\ntubes = ["mail"]\ndead_letter = "mail.failed"\n')
+    file.write_text('processes = 2\n[policies.mail]\ntubes = ["mail"]\ncopy_to = ["mail.failed"]\n')
     error = str(refusal("--config", str(file)))
-    assert "policies: policy mail: dead_letter mail.failed: mail.failed is on shard" in error
+    assert "policies: policy mail: copy_to mail.failed: mail.failed is on shard" in error
     assert "start with --pin mail,mail.failed=" in error
     assert options("--config", str(file), "--pin", "mail,mail.failed=1").policies
     assert options("--config", str(file), "--processes", "1").policies

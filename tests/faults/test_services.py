@@ -29,7 +29,7 @@ from tests.support.peer import Peer
 IN_CLUSTERS: Final = ("leadership", "lease", "standbys")
 """Services that only servers with a journal in PostgreSQL have."""
 
-AMONG_PROCESSES: Final = ("link-outages", "links")
+AMONG_PROCESSES: Final = ("link-outages", "links", "moves")
 """Services that only the processes of --processes have."""
 
 PROGRAM: Final = (sys.executable, "-m", "tests.faults.failing_services")

@@ -37,6 +37,7 @@ TABLES = {
     "Kind 15, GROUP": record.GROUP_FIELDS,
     "Kind 16, POLICY": record.POLICY_FIELDS,
     "Kind 17, KEY": record.KEY_FIELDS,
+    "Kind 18, LOCATION": record.LOCATION_FIELDS,
 }
 
 

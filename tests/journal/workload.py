@@ -32,6 +32,7 @@ from greenstalk_server.core.operations import (
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.transitions import waiting
+from greenstalk_server.core.travel import Location
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.batch import BodyRead
@@ -303,10 +304,11 @@ class RecordingJournalWriter(JournalWriter):
         policies: Mapping[str, bytes],
         keys: Mapping[tuple[bytes, bytes], tuple[int, int]],
         bodies: Bodies | None = None,
+        locations: Mapping[int, Location] | None = None,
     ) -> None:
         """Begin with tables of policies and keys that the commands of `Bench` change."""
         self.policies, self.keys = dict(policies), dict(keys)
-        super().begin(recovery, jobs, tubes, self.policies, self.keys, bodies)
+        super().begin(recovery, jobs, tubes, self.policies, self.keys, bodies, locations)
         sequence = self._log.recovered_sequence
         self.history.policies = {name: [(sequence, document)] for name, document in policies.items()}
         self.history.keys = {key: [(sequence, value)] for key, value in keys.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import policy_changes
 from greenstalk_server.core.policies.policy import PolicyError, parse_policy
 from greenstalk_server.core.tube_shards import Pin
@@ -22,9 +21,14 @@ def put(client: Front, tube: str) -> bytes:
     return client.send(b"put-in-tube %b 0 0 60 1\r\nx\r\n" % tube.encode())
 
 
-@pytest.mark.parametrize(("key", "value"), [("copy_to", [SAME_SHARD, THERE]), ("dead_letter", THERE)])
-def test_a_policy_across_shards_is_refused_with_the_pin_that_allows_it(key: str, value: object) -> None:
-    document = {"tubes": ["any*", HERE], key: value}
+FULL: dict[str, object] = {"max_jobs": 1, "overflow": "dead-letter-oldest"}
+
+
+@pytest.mark.parametrize(("key", "value", "more"), [("copy_to", [SAME_SHARD, THERE], {}), ("dead_letter", THERE, FULL)])
+def test_a_policy_across_shards_is_refused_with_the_pin_that_allows_it(
+    key: str, value: object, more: dict[str, object]
+) -> None:
+    document = {"tubes": ["any*", HERE], key: value, **more}
     with pytest.raises(PolicyError) as found:
         set_policy(Shards(), **document)
     assert found.value.key == key
@@ -47,14 +51,11 @@ def test_a_put_whose_copy_would_be_on_another_shard_is_refused_and_counted() -> 
     assert len(queue.shards[0].broker.jobs) == 0
 
 
-def test_a_dead_letter_for_another_shard_is_buried_and_counted() -> None:
+def test_a_put_that_would_push_a_job_out_to_another_shard_is_refused_and_counted() -> None:
     queue = Shards()
-    set_policy(queue, tubes=["t*"], dead_letter=THERE, max_attempts=1)
+    set_policy(queue, tubes=["t*"], dead_letter=THERE, **FULL)
     client = queue.client(2)
     assert put(client, HERE).startswith(b"INSERTED")
-    client.send(b"watch %b\r\nreserve-with-timeout 0\r\n" % HERE.encode())
-    queue.advance(61)
-    assert b"current-jobs-buried: 1\n" in client.send(b"stats-tube %b\r\n" % HERE.encode())
+    assert put(client, HERE) == b"OUT_OF_MEMORY\r\n"
     assert queue.shards[0].broker.limit_counters.counts()["shards"] == 1
     assert THERE.encode() not in queue.shards[0].broker.tubes
-    assert queue.now > SECOND

@@ -16,6 +16,7 @@ from greenstalk_server.core.tags.groups import WAITING
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN
+from greenstalk_server.core.travel import NOWHERE, Travel, is_moving
 from greenstalk_server.core.tubes.ready_queue import is_withheld
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def check(broker: Broker) -> None:
     """Assert that *broker* is consistent."""
     _check_places(broker)
     _check_totals(broker)
+    _check_moves(broker)
     _check_bodies(broker)
     _check_groups(broker)
     _check_concurrency(broker)
@@ -70,6 +72,8 @@ def _check_places(broker: Broker) -> None:
         if job.state == RESERVED:
             places[job.id] = places.get(job.id, 0) + 1
             assert job.holder is not None and job.holder.reserved[job.id] is job
+            if is_moving(job.travel):
+                continue
             assert job.former_state in (0, BURIED, DELAYED)
             timer_at = job.holder.timer_at  # for a closed client, the time at which its next job is requeued
             is_left_to_next_start = broker.is_stopping and job.holder.is_closed
@@ -78,6 +82,25 @@ def _check_places(broker: Broker) -> None:
     assert places == dict.fromkeys(broker.jobs, 1)
     assert broker.ids.owns(broker.next_id) and broker.next_id <= MAX_ID
     assert all(job.id == id > 0 and broker.ids.is_older(id, broker.next_id) for id, job in broker.jobs.items())
+
+
+def _check_moves(broker: Broker) -> None:
+    """Assert that the outbox has the jobs that are moving, and that a job is here or has a location, not both."""
+    moves, jobs = broker.moves, broker.jobs.values()
+    moving = {job.id: job for job in jobs if is_moving(job.travel)}
+    if moves is None:
+        assert not moving
+        return
+    assert moves.outbox == moving == moves.holder.reserved
+    leaving = [(shard, id) for shard, found in moves.leaving.items() for id in found]
+    targets = {id: Travel.unpack(job.travel).target for id, job in moving.items()}
+    assert sorted(leaving) == sorted([(broker.tube_shards.shard_of(tube), id) for id, tube in targets.items()])
+    for tube in broker.tubes.values():
+        assert tube.moving_count == sum(job.tube is tube for job in moving.values())
+    assert not [id for id in moves.locations if id in broker.jobs]
+    assert all(id in moves.locations for ids in moves.untold.values() for id in ids)
+    for id, location in moves.locations.items():
+        assert moves.is_untold(id) or (moves.is_home_of(id) and location.shard != NOWHERE)
 
 
 def _check_totals(broker: Broker) -> None:

@@ -7,6 +7,7 @@ passes only in `advance`.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,19 +18,26 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.operations import connecting, ticking
+from greenstalk_server.core.transitions import departing, moving
 from greenstalk_server.core.transitions.dependents import wake_dependents
+from greenstalk_server.core.travel import Location
 from greenstalk_server.core.tube_shards import Pin, TubeShards, shard_of_tube
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.protocol.front_channel import Receive
 from greenstalk_server.protocol.front_session import FrontSession
-from greenstalk_server.protocol.restricted_session import RestrictedSession
+from greenstalk_server.protocol.job_transfer import decode_jobs, encode_job
+from greenstalk_server.protocol.restricted_session import RemoteSession, RestrictedSession
+from greenstalk_server.protocol.session import Session
 from tests.support import invariants
 from tests.support.talk import stream_of
 from tests.support.world import START, make_broker
 
 SHARDS: Final = 3
+MAX_MOVED: Final = 2
+"""Jobs and locations of one message."""
+
 MAX_STEPS: Final = 20_000
 """Maximum number of messages until the shards are at rest."""
 
@@ -90,8 +98,12 @@ class Served:
         self.is_closed = False
         self.is_end_due = False
         grants = wire.session._grants
-        self.session = RestrictedSession(self.shard.broker, self._wake, grants, 0, self.shard.queue.now)
-        self.session.may_reserve = True
+        self.session: Session
+        if grants is None:
+            self.session = RemoteSession(self.shard.broker, self._wake)
+        else:
+            self.session = RestrictedSession(self.shard.broker, self._wake, grants, 0, self.shard.queue.now)
+            self.session.may_reserve = True
         connecting.become_remote(self.shard.broker, self.session.client, wire.front.number)
 
     def push(self, data: bytes, is_told: bool) -> None:
@@ -154,6 +166,7 @@ class Shard(BrokerListener):
         self.wires: list[Wire] = []
         self.waiting: list[Wire] = []
         self.due: int | None = None
+        self.calling: set[int] = set()  # shards that have not answered yet
         self._published: dict[tuple[object, bytes], Head] = {}
 
     def on_earlier_deadline(self, when: int) -> None:
@@ -187,6 +200,37 @@ class Shard(BrokerListener):
                     to = self.queue.shards[front]
                     self.post(to, partial(to.note_head, tube.name, head))
 
+    def send_moves(self) -> None:
+        """Send jobs of the outbox, and tell where jobs are, as MoveService does."""
+        moves = self.broker.moves
+        for to in [] if moves is None else sorted({*moves.leaving, *moves.untold} - self.calling):
+            assert moves is not None
+            jobs = list(moves.leaving.get(to, {}).values())[:MAX_MOVED]
+            news = moves.news_for(to, MAX_MOVED)
+            if (jobs or news) and self.is_linked(to):
+                self.calling.add(to)
+                facts = json.dumps([encode_job(job, job.body or b"") for job in jobs])
+                bodies = b"".join([job.body or b"" for job in jobs])
+                owner = self.queue.shards[to]
+                self.post(owner, partial(owner.take_moves, self, facts, bodies, news))
+
+    def take_moves(self, source: Shard, facts: str, bodies: bytes, news: list[tuple[int, Location]]) -> None:
+        answers = []
+        for job, hops, kind in decode_jobs(json.loads(facts), bodies):
+            refusal = moving.accept(self.broker, job, hops, source.number, kind, self.queue.now)
+            answers.append((job.id, hops, refusal))
+        moving.hear(self.broker, source.number, [(id, at.shard, at.hops) for id, at in news], self.queue.now)
+        self.post(source, partial(source.end_moves, self.number, answers, news))
+
+    def end_moves(self, peer: int, answers: list[tuple[int, int, int]], news: list[tuple[int, Location]]) -> None:
+        self.calling.discard(peer)
+        for id, hops, refusal in answers:
+            if refusal:
+                departing.refuse(self.broker, id, hops, self.queue.now)
+            else:
+                departing.finish_move(self.broker, id, hops, peer, self.queue.now)
+        moving.confirm(self.broker, peer, news)
+
     def note_head(self, tube: bytes, head: Head) -> None:
         if head == NO_HEAD:
             self.heads.pop(tube, None)
@@ -195,6 +239,7 @@ class Shard(BrokerListener):
 
     def lose(self, peer: int) -> None:
         """Forget the link to *peer*."""
+        self.calling.discard(peer)
         self.heads = {tube: head for tube, head in self.heads.items() if self.shard_of(tube) != peer}
         self._published = {key: head for key, head in self._published.items() if key[0] != peer}
         lost = [wire for wire in self.wires if wire.owner.number == peer]
@@ -293,6 +338,7 @@ class Shards:
         queues[self.choose(len(queues))].popleft()()
         for shard in self.shards:
             shard.publish()
+            shard.send_moves()
         return True
 
     def settle(self) -> None:
@@ -300,6 +346,7 @@ class Shards:
         for shard in self.shards:
             wake_dependents(shard.broker, self.now)
             shard.publish()
+            shard.send_moves()
         steps = 0
         while self.step():
             steps += 1

@@ -487,7 +487,7 @@ class Bulk(QueueChanges):
                 raise TaskFailed(f"The journal has no room for more records. {_so_far(task)}")
             task.done += outcome == EditOutcome.DONE
             unread += outcome == EditOutcome.BODY_ON_DISK
-            refused += outcome in (EditOutcome.NO_ROOM, EditOutcome.OTHER_SHARD)
+            refused += outcome == EditOutcome.NO_ROOM
             task.skipped = unread + refused
             throttle.note_change()
             uncommitted_bytes += RECORD_OVERHEAD + (job.size if plan.change.action.field_name else 0)

@@ -411,8 +411,6 @@ class Operations(QueueChanges):
             self._refuse_held(job, done)
         if outcome == EditOutcome.NO_ROOM:
             self._refuse_no_room("changed")
-        if outcome == EditOutcome.OTHER_SHARD:
-            raise Conflict(f"The tube is on another shard (--processes), so job {job.id} was not {done}.")
         assert outcome == EditOutcome.DONE
 
     def _refuse_no_room(self, done: str) -> NoReturn:

@@ -55,6 +55,8 @@ class ColdState:
     unique_key      key of a job that is unique in its tube, 1 to 64 bytes; empty for all other jobs.
     dead_letter     packed DeadLetter of a job in a dead-letter tube; empty for all other jobs.
     is_truncated    the tube was truncated while the job was reserved; the job is deleted when the reservation ends.
+    travel          packed Travel (see greenstalk_server.core.travel); empty for a job that was never on another shard
+                    and is not moving to one.
     """
 
     __slots__ = (
@@ -74,6 +76,7 @@ class ColdState:
         "segment",
         "size",
         "timeouts",
+        "travel",
         "ttr",
         "unique_key",
     )
@@ -97,6 +100,7 @@ class ColdState:
         self.unique_key: bytes = b""
         self.dead_letter: bytes = b""
         self.is_truncated: bool = False
+        self.travel: bytes = b""
         untrack(self)
 
 
@@ -179,6 +183,7 @@ class Job:
         copy.attempts_base, copy.expires_from = self.attempts_base, self.expires_from
         copy.unique_key, copy.dead_letter = self.unique_key, self.dead_letter
         copy.is_truncated = self.is_truncated and copy.tube is self.tube
+        copy.travel = self.travel
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {STATE_NAMES[self.state]} pri={self.pri} tube={self.tube.name!r}>"
@@ -383,6 +388,15 @@ class Job:
     def dead_letter(self, value: bytes) -> None:
         if value != self.cold.dead_letter:
             self._own_cold().dead_letter = value
+
+    @property
+    def travel(self) -> bytes:
+        return self.cold.travel
+
+    @travel.setter
+    def travel(self, value: bytes) -> None:
+        if value != self.cold.travel:
+            self._own_cold().travel = value
 
     @property
     def is_truncated(self) -> bool:

@@ -9,10 +9,12 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Jo
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.tube_policy_state import key_of
 from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.transitions.departing import begin_move
 from greenstalk_server.core.transitions.enforcing import move, refuse_move
 from greenstalk_server.core.transitions.placing import replace, set_priority
 from greenstalk_server.core.transitions.reservation import update_throttle
 from greenstalk_server.core.transitions.waiting import offer
+from greenstalk_server.core.travel import is_moving
 
 
 def edit_job(
@@ -35,18 +37,21 @@ def edit_job(
     makes the job expire as if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps
     the job, its deadline, and the body that it has received. The caller has to give *body* if the job's body is on
     disk (see Bodies.look). With any outcome but DONE nothing has changed.
+
+    A move to a tube of another shard changes nothing else. It is under way when this returns DONE; if the other shard
+    refuses the job, the job returns.
     """
     old = broker.jobs.get(id)
     if old is None:
         return EditOutcome.NOT_FOUND
-    if old.state == RESERVED and not is_forced:
+    if old.state == RESERVED and (not is_forced or is_moving(old.cold.travel)):
         return EditOutcome.RESERVED
+    if tube is not None and broker.is_elsewhere(tube):
+        return _move_elsewhere(broker, old, tube, now)
     if body is None:
         body = old.body
     if body is None:
         return EditOutcome.BODY_ON_DISK
-    if tube is not None and broker.refuse_elsewhere(tube):
-        return EditOutcome.OTHER_SHARD
     target = old.tube if tube is None else broker.tube(tube)
     new = old.copy_with(target, body)
     new.pri = old.pri if pri is None else pri
@@ -68,6 +73,15 @@ def edit_job(
         return EditOutcome.NO_ROOM
     replace(broker, old, new, now)
     broker.drop_if_unneeded(old.tube)
+    return EditOutcome.DONE
+
+
+def _move_elsewhere(broker: Broker, job: Job, tube: bytes, now: int) -> int:
+    """Move *job*, unless a client holds it, to the *tube* of another shard, in its state; return an EditOutcome."""
+    if job.state == RESERVED:
+        return EditOutcome.RESERVED
+    job.tube.remove(job)
+    begin_move(broker, job, tube, job_history.MOVED, 0, now)
     return EditOutcome.DONE
 
 
@@ -109,6 +123,9 @@ def redrive(broker: Broker, id: int, now: int) -> int:
     if source != job.tube.name and refuse_move(broker, source, 1, job.size):
         return EditOutcome.NO_ROOM
     job.tube.remove(job)
+    if broker.is_elsewhere(source):
+        begin_move(broker, job, source, job_history.REDRIVEN, 0, now)
+        return EditOutcome.DONE
     job.dead_letter = b""
     job.expires_from = now
     move(broker, job, broker.tube(source), job_history.REDRIVEN, now)

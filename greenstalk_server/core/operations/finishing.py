@@ -14,6 +14,7 @@ from greenstalk_server.core.transitions.placing import add_buried, add_delayed, 
 from greenstalk_server.core.transitions.reservation import remove_reserved
 from greenstalk_server.core.transitions.tagging import free_key
 from greenstalk_server.core.transitions.waiting import dispatch_freed
+from greenstalk_server.core.travel import is_moving
 from greenstalk_server.core.tubes.tube import Tube
 
 MAX_CLEAR_SCAN: Final = 4 * SLICE
@@ -65,7 +66,7 @@ def bury(broker: Broker, client: Client, id: int, pri: int, now: int) -> bool:
 def bury_job(broker: Broker, id: int, now: int, is_forced: bool = False) -> bool:
     """Bury the ready or delayed job *id* or, if *is_forced*, a reserved one; return False if there is no such job."""
     job = broker.jobs.get(id)
-    if job is None or job.state == BURIED or (job.state == RESERVED and not is_forced):
+    if job is None or job.state == BURIED or (job.state == RESERVED and not is_forced) or is_moving(job.cold.travel):
         return False
     if job.state == RESERVED:
         _end_run(broker, job, job_history.BURIED, job_history.NOBODY, now)
@@ -79,7 +80,7 @@ def bury_job(broker: Broker, id: int, now: int, is_forced: bool = False) -> bool
 def release_job(broker: Broker, id: int, now: int) -> bool:
     """Take the reserved job *id* from its holder and make it ready; return False if there is no such job."""
     job = broker.jobs.get(id)
-    if job is None or job.state != RESERVED:
+    if job is None or job.state != RESERVED or is_moving(job.cold.travel):
         return False
     _release(broker, job, job.pri, 0, job_history.NOBODY, now)
     return True
@@ -88,7 +89,7 @@ def release_job(broker: Broker, id: int, now: int) -> bool:
 def delete_job(broker: Broker, id: int, now: int, is_forced: bool = False) -> bool:
     """Delete the job *id*, a reserved one only if *is_forced*; return False if there is no such job."""
     job = broker.jobs.get(id)
-    if job is None or (job.state == RESERVED and not is_forced):
+    if job is None or (job.state == RESERVED and not is_forced) or is_moving(job.cold.travel):
         return False
     if job.tube.policy_state is not None and is_forced:
         job.tube.policy_state.release_key(job)  # else `delete` keeps the key, as if the job were finished
@@ -104,7 +105,7 @@ def truncate_job(broker: Broker, id: int, now: int) -> bool:
     the job. A move of the job to another tube cancels the deletion.
     """
     job = broker.jobs.get(id)
-    if job is None or job.state != RESERVED or job.is_truncated:
+    if job is None or job.state != RESERVED or job.is_truncated or is_moving(job.cold.travel):
         return False
     job.is_truncated = True
     job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)

@@ -11,8 +11,11 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import DELAYED, READY, Job, deadline_of
 from greenstalk_server.core.operations.policy_changes import apply_to_restored
 from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.transitions.departing import hold
+from greenstalk_server.core.transitions.moving import resume_moves
 from greenstalk_server.core.transitions.placing import add_delayed, forget
 from greenstalk_server.core.transitions.tagging import attach_tags, free_key
+from greenstalk_server.core.travel import is_moving
 
 RESTORE_SLICE: Final = 1000
 """Jobs that one slice of `restore_slices` adds to their tubes: about a millisecond."""
@@ -54,6 +57,8 @@ def restore_slices(broker: Broker, next_id: int, now: int) -> Iterator[None]:
         yield
     if broker.quotas is not None:
         broker.quotas.body_bytes = sum(tube.body_bytes for tube in broker.tubes.values())
+    if broker.moves is not None:
+        resume_moves(broker, now)
     _delete_truncated(broker, now)
     for tube in list(broker.tubes.values()):
         if tube.paused_until:
@@ -76,7 +81,9 @@ def _restore_job(broker: Broker, job: Job, now: int) -> None:
         job.tube.policy_state.restore_key(job)
     if isinstance(job, TaggedJob):
         attach_tags(broker, job)
-    if job.state == READY:
+    if is_moving(job.cold.travel) and broker.moves is not None:
+        hold(broker, job)
+    elif job.state == READY:
         job.tube.add_ready(job)
     elif job.state == DELAYED:
         add_delayed(broker, job)

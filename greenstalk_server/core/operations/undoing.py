@@ -29,6 +29,8 @@ def undelete(broker: Broker, deleted: Job, now: int) -> int:
     """
     if deleted.id in broker.jobs or not broker.ids.is_older(deleted.id, broker.next_id):
         return Refusal.ID_TAKEN
+    if deleted.travel or broker.is_elsewhere(deleted.tube.name):
+        return Refusal.OTHER_SHARD
     name = deleted.tube.name
     if name not in broker.tubes and broker.quotas is not None:
         refusal = broker.quotas.refuse_tube(len(broker.tubes))

@@ -16,6 +16,7 @@ from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import Overflow, UniqueFor
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at, key_of
 from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.transitions.departing import begin_move
 from greenstalk_server.core.transitions.placing import (
     add_buried,
     add_delayed,
@@ -59,9 +60,9 @@ def admit(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> 
         each.using += 1  # no eviction may drop the tube
     for copy in group[1:]:
         tube.counts().copied += 1
-        _make_room(broker, copy.tube, copy.size, now)
+        make_room(broker, copy.tube, copy.size, now)
         insert(broker, copy, now)
-    _make_room(broker, tube, job.size, now)
+    make_room(broker, tube, job.size, now)
     for each in tubes:
         each.using -= 1
     for each in tubes[1:]:
@@ -127,7 +128,7 @@ def _refuse_put(broker: Broker, job: Job, policy_state: TubePolicyState) -> int:
     return _choose_evicted(broker, job.tube, policy_state, 1, job.size, [])
 
 
-def _make_room(broker: Broker, tube: Tube, size: int, now: int) -> None:
+def make_room(broker: Broker, tube: Tube, size: int, now: int) -> None:
     """Evict jobs of *tube* until one more of *size* bytes fits. Evict none if that is impossible."""
     evicted = list[Job]()
     if tube.policy_state is not None and not _choose_evicted(broker, tube, tube.policy_state, 1, size, evicted):
@@ -159,7 +160,8 @@ def _choose_evicted(
                 if policy.overflow == Overflow.DROP_OLDEST:
                     return 0
                 target = policy_state.dead_letter
-                is_refused = not target or refuse_move(broker, target, len(evicted), size)
+                is_refused = not target or broker.refuse_elsewhere(target)
+                is_refused = is_refused or refuse_move(broker, target, len(evicted), size)
                 return Refusal.TUBE_FULL if is_refused else 0
     return Refusal.TUBE_FULL
 
@@ -228,7 +230,10 @@ def dead_letter(broker: Broker, job: Job, reason: int, now: int) -> None:
 def _move_dead(broker: Broker, job: Job, name: bytes, reason: int, now: int) -> bool:
     """Move the detached *job* to the dead-letter tube *name*; return False if that tube cannot take the job."""
     source = job.tube
-    if refuse_move(broker, name, 1, job.size):
+    if broker.is_elsewhere(name) and reason != DeadLetterReason.OVERFLOW:
+        begin_move(broker, job, name, job_history.DEAD_LETTERED, reason, now)
+        return True
+    if broker.refuse_elsewhere(name) or refuse_move(broker, name, 1, job.size):
         return False
     first_at = DeadLetter.unpack(job.dead_letter).first_at if job.dead_letter else now
     job.dead_letter = DeadLetter(reason, source.name, job.attempts, first_at, now).pack()
@@ -241,10 +246,9 @@ def _move_dead(broker: Broker, job: Job, name: bytes, reason: int, now: int) -> 
 
 def refuse_move(broker: Broker, name: bytes, jobs: int, bytes: int) -> int:
     """Return why *jobs* jobs of *bytes* in total may not move to the tube *name*, or 0."""
-    refusal = broker.refuse_elsewhere(name)
-    if refusal:
-        return refusal
-    target = broker.tubes.get(name)
+    if broker.is_elsewhere(name):
+        return 0  # the other shard decides
+    target, refusal = broker.tubes.get(name), 0
     if target is None:
         target = Tube(name, broker.jobs, broker.totals)  # stands for the tube that the move would create
         target.policy_state = broker.new_policy_state(target)
@@ -261,7 +265,7 @@ def move(broker: Broker, job: Job, target: Tube, kind: int, now: int) -> None:
     source = job.tube
     if target is not source:
         target.using += 1  # no eviction may drop the tube
-        _make_room(broker, target, job.size, now)
+        make_room(broker, target, job.size, now)
         target.using -= 1
     if source.policy_state is not None:
         source.policy_state.release_key(job)

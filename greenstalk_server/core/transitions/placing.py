@@ -8,6 +8,7 @@ from __future__ import annotations
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.moves import Moves
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
@@ -22,6 +23,7 @@ from greenstalk_server.core.transitions.waiting import (
     offer,
     wait_cost,
 )
+from greenstalk_server.core.travel import NOWHERE, Location, Travel
 from greenstalk_server.core.tubes.tube import Tube
 
 
@@ -126,6 +128,20 @@ def insert(broker: Broker, job: Job, now: int) -> None:
 def forget(broker: Broker, job: Job, now: int) -> None:
     """Remove the detached *job* from the tables, and record its deletion."""
     tube = job.tube
+    remove_from_tables(broker, job, now)
+    if broker.moves is not None and job.cold.travel:
+        record_departure(broker, broker.moves, job)
+    else:
+        broker.journal.delete(job)
+    if broker.job_waiters:
+        end_job_waits(broker, job.id, WaitOutcome.DELETED)
+    if not tube.using and not tube.watching:
+        broker.drop_if_unneeded(tube)
+
+
+def remove_from_tables(broker: Broker, job: Job, now: int) -> None:
+    """Remove the detached *job* from the tables. The caller must record this."""
+    tube = job.tube
     if isinstance(job, TaggedJob):
         detach_tags(broker, job, now)
     broker.jobs.remove(job.id)
@@ -134,13 +150,22 @@ def forget(broker: Broker, job: Job, now: int) -> None:
     tube.body_bytes -= job.size
     if broker.quotas is not None:
         broker.quotas.body_bytes -= job.size
-    broker.journal.delete(job)
-    if broker.job_waiters:
-        end_job_waits(broker, job.id, WaitOutcome.DELETED)
     if tube.policy_state is not None:
         tube.policy_state.release_key(job)
-    if not tube.using and not tube.watching:
-        broker.drop_if_unneeded(tube)
+
+
+def record_departure(broker: Broker, moves: Moves, job: Job, shard: int = NOWHERE) -> None:
+    """Record that *job*, which is no longer in the tables, was deleted or has moved to *shard*.
+
+    Its location is kept if other shards have to know it.
+    """
+    travel = Travel.unpack(job.travel)
+    location = Location(shard, travel.hops if shard == NOWHERE else travel.hops + 1, travel.source)
+    if moves.note_untold(job.id, location):
+        moves.locations[job.id] = location
+        broker.journal.depart(job, location)
+    else:
+        broker.journal.delete(job)
 
 
 def replace(broker: Broker, old: Job, new: Job, now: int) -> None:

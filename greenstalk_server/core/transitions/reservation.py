@@ -57,7 +57,7 @@ def update_throttle(tube: Tube, now: int) -> None:
     until, policy_state = tube.paused_until, tube.policy_state
     if policy_state is not None:
         until = max(until, policy_state.starts_at())
-        if 0 < policy_state.policy.max_reserved <= tube.reserved_count:
+        if 0 < policy_state.policy.max_reserved <= tube.reserved_count - tube.moving_count:
             until = NEVER
     before, tube.throttled_until = tube.throttled_until, until
     if tube.head_watch is not None:

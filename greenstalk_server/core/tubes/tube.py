@@ -50,7 +50,8 @@ class Tube:
     buried          buried jobs by id, in the order in which they were buried.
     waiters         clients that watch the tube and are parked in a reserve, longest waiting first, except those that
                     wait in one of `tube_sets`.
-    reserved_count  number of its jobs that are reserved.
+    reserved_count  number of its jobs that are reserved, those that move to another shard included.
+    moving_count    number of its jobs that move to another shard.
     body_bytes      size in bytes of the bodies of all its jobs, in every state.
     using, watching number of clients that use and that watch the tube.
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
@@ -79,6 +80,7 @@ class Tube:
         "delayed",
         "head_watch",
         "idempotency",
+        "moving_count",
         "name",
         "name_chunk",
         "pause",
@@ -117,6 +119,7 @@ class Tube:
         self.buried: OrderedDict[int, Job] = OrderedDict()
         self.waiters: OrderedDict[Client, None] = OrderedDict()
         self.reserved_count: int = 0
+        self.moving_count: int = 0
         self.body_bytes: int = 0
         self.urgent_count: int = 0
         self.using: int = 0

@@ -1,0 +1,175 @@
+"""Jobs that move to tubes of other shards: they are there once, keep their ids, and commands find them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from greenstalk_server.core.operations import editing, policy_changes
+from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.core.policies.policy import parse_policy
+from tests.support.shards import Front, Shards, tube_on
+
+HERE, THERE, ELSEWHERE = (tube_on(shard) for shard in range(3))
+
+
+@pytest.fixture
+def queue() -> Shards:
+    return Shards()
+
+
+def set_policy(queue: Shards, name: str, *tubes: bytes, **settings: Any) -> None:
+    policy = parse_policy(name, {"tubes": [tube.decode() for tube in tubes], **settings})
+    for shard in queue.shards:
+        policy_changes.set_policy(shard.broker, policy, queue.now)
+
+
+def put(client: Front, tube: bytes, tags: bytes = b"") -> int:
+    reply = client.send(b"put-in-tube %b 7 0 60 4%b\r\nbody\r\n" % (tube, tags))
+    assert reply.startswith(b"INSERTED"), reply
+    return int(reply.split()[1])
+
+
+def fail(client: Front, tube: bytes) -> int:
+    """Reserve a job of *tube* and release it, which makes it a dead letter; return its id."""
+    client.send(b"watch %b\r\nignore default\r\n" % tube)
+    id = int(client.send(b"reserve-with-timeout 0\r\n").split()[1])
+    client.push(b"release %d 7 0\r\n" % id)
+    return id
+
+
+def stats(client: Front, id: int) -> dict[str, str]:
+    reply = client.send(b"stats-job %d\r\n" % id).decode()
+    return dict(line.split(": ") for line in reply.splitlines() if ": " in line)
+
+
+def places(queue: Shards, id: int) -> list[int]:
+    return [shard.number for shard in queue.shards if id in shard.broker.jobs]
+
+
+@pytest.mark.parametrize("front", range(3))
+def test_dead_letter_moves_to_another_shard_and_keeps_its_id(queue: Shards, front: int) -> None:
+    set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
+    client = queue.client(front)
+    id = put(client, HERE, b" grp:g")
+    assert fail(client, HERE) == id
+    queue.settle()
+    assert client.take() == b"RELEASED\r\n"
+    assert places(queue, id) == [1]
+    found = stats(client, id)
+    assert (found["tube"], found["state"], found["pri"], found["reserves"]) == (THERE.decode(), "ready", "7", "1")
+    assert client.send(b"stats-group g\r\n").startswith(b"OK")
+    client.send(b"watch %b\r\n" % THERE)
+    assert client.send(b"reserve-with-timeout 0\r\n") == b"RESERVED %d 4\r\nbody\r\n" % id
+    assert client.send(b"touch %d\r\nbury %d 3\r\nkick-job %d\r\n" % (id, id, id)) == b"TOUCHED\r\nBURIED\r\nKICKED\r\n"
+    assert client.send(b"reserve-job %d\r\n" % id) == b"RESERVED %d 4\r\nbody\r\n" % id
+    assert client.send(b"delete-batch %d\r\n" % id) == b"DELETED_BATCH 1 0\r\n"
+    for each in (client, queue.client(0)):
+        assert each.send(b"peek %d\r\n" % id) == b"NOT_FOUND\r\n"
+    assert [shard.broker.moves.locations for shard in queue.shards if shard.broker.moves is not None] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("front", range(3))
+def test_replies_of_a_pipeline_stay_in_order(queue: Shards, front: int) -> None:
+    set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
+    client = queue.client(front)
+    ids = [put(client, HERE) for _ in range(3)]
+    assert fail(client, HERE) == ids[0]
+    queue.settle()
+    client.take()
+    lines = [b"peek %d\r\n" % ids[1], b"delete %d\r\n" % ids[0], b"stats-job %d\r\n" % ids[1], b"peek %d\r\n" % ids[0]]
+    replies = client.send(b"".join([*lines, b"delete %d\r\n" % ids[2]])).split(b"\r\n")
+    assert replies[:3] == [b"FOUND %d 4" % ids[1], b"body", b"DELETED"]
+    assert replies[3].startswith(b"OK ")
+    assert replies[-3:] == [b"NOT_FOUND", b"DELETED", b""]
+
+
+def test_refused_dead_letter_is_buried(queue: Shards) -> None:
+    set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
+    set_policy(queue, "q", THERE, max_jobs=1)
+    client = queue.client(2)
+    ids = [put(client, HERE), put(client, HERE)]
+    for _ in ids:
+        fail(client, HERE)
+        queue.settle()
+    assert [stats(client, id)["state"] for id in ids] == ["ready", "buried"]
+    assert [stats(client, id)["tube"] for id in ids] == [THERE.decode(), HERE.decode()]
+    assert client.send(b"kick-job %d\r\n" % ids[1]) != b"NOT_FOUND\r\n"
+
+
+def test_redrive_moves_the_job_back_to_its_home(queue: Shards) -> None:
+    set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
+    client = queue.client(1)
+    id = put(client, HERE)
+    for _ in range(3):
+        assert fail(client, HERE) == id
+        queue.settle()
+        assert places(queue, id) == [1]
+        assert editing.redrive(queue.shards[1].broker, id, queue.now) == EditOutcome.DONE
+        queue.settle()
+        assert places(queue, id) == [0]
+        assert stats(client, id)["state"] == "ready"
+    assert client.send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+    assert not any(shard.broker.moves and shard.broker.moves.locations for shard in queue.shards)
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "buried"])
+def test_operator_moves_a_job_in_its_state_over_all_shards(queue: Shards, state: str) -> None:
+    client = queue.client(2)
+    id = put(client, HERE)
+    if state != "ready":
+        client.send(b"reserve-job %d\r\n" % id)
+        client.send(b"bury %d 7\r\n" % id if state == "buried" else b"release %d 7 100\r\n" % id)
+    for shard, tube in ((0, THERE), (1, ELSEWHERE), (2, HERE), (0, ELSEWHERE)):
+        assert editing.edit_job(queue.shards[shard].broker, id, queue.now, tube=tube) == EditOutcome.DONE
+        queue.settle()
+        assert (stats(client, id)["tube"], stats(client, id)["state"]) == (tube.decode(), state)
+    assert client.send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+    assert not any(shard.broker.moves and shard.broker.moves.locations for shard in queue.shards)
+
+
+def test_moving_job_cannot_be_changed_and_waits_for_the_link(queue: Shards) -> None:
+    set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1, max_reserved=1)
+    client = queue.client(0)
+    ids = [put(client, HERE), put(client, HERE)]
+    client.send(b"watch %b\r\nignore default\r\n" % HERE)
+    queue.cut(0, 1)
+    assert fail(client, HERE) == ids[0]
+    queue.settle()
+    assert client.take() == b"RELEASED\r\n"
+    assert stats(client, ids[0])["state"] == "reserved"
+    for line in (b"delete %d", b"kick-job %d", b"reserve-job %d", b"bury %d 1", b"release %d 1 0"):
+        assert client.send(line % ids[0] + b"\r\n") == b"NOT_FOUND\r\n"
+    assert client.send(b"reserve-with-timeout 0\r\n").startswith(b"RESERVED %d " % ids[1])
+    queue.mend(0, 1)
+    assert places(queue, ids[0]) == [1]
+
+
+@pytest.mark.parametrize("lost", range(12))
+def test_each_lost_message_is_repeated_without_harm(queue: Shards, lost: int) -> None:
+    """Cut all links after *lost* messages, and mend them, while a job goes around and is deleted."""
+    client = queue.client(2)
+    id = put(client, HERE)
+    for shard, tube in ((0, THERE), (1, ELSEWHERE), (2, THERE)):
+        assert editing.edit_job(queue.shards[shard].broker, id, queue.now, tube=tube) == EditOutcome.DONE
+        for source in queue.shards:
+            source.send_moves()
+        for _ in range(lost):
+            queue.step()
+        for pair in ((0, 1), (1, 2), (0, 2)):
+            queue.cut(*pair)
+            queue.mend(*pair)
+        queue.settle()
+        assert len(places(queue, id)) == 1
+    assert places(queue, id) == [1]
+    client = queue.client(1)
+    client.push(b"delete %d\r\n" % id)
+    for _ in range(lost):
+        queue.step()
+    for pair in ((0, 1), (1, 2), (0, 2)):
+        queue.cut(*pair)
+        queue.mend(*pair)
+    queue.settle()
+    assert places(queue, id) == []
+    assert not any(shard.broker.moves and shard.broker.moves.locations for shard in queue.shards)
