@@ -51,6 +51,9 @@ WITH_BODY: Final = frozenset(b"peek peek-ready peek-delayed peek-buried peek-res
 BRIEF: Final = frozenset(b"delete release bury touch kick-job reprioritize".split())
 """Commands about a job whose replies are lines, at once."""
 
+SEVERAL: Final = -2
+"""Not a shard, and not NO_SHARD: a session without an own shard compares it with that."""
+
 MAX_UNSUBSCRIBED: Final = 64
 """Watched tubes above which the session always subscribes to their heads."""
 
@@ -64,7 +67,7 @@ class FrontSession(RestrictedSession):
 
     _watched            names of the watched tubes, with their weights.
     _watches            number of watched tubes of each shard that has any.
-    _reserve_shard      the shard of all watched tubes; NO_SHARD if they are on several.
+    _reserve_shard      the shard of all watched tubes; SEVERAL if they are not on one.
     _is_subscribed      the other shards publish the heads of the watched tubes.
     _holding            other shards where the client may hold a job.
     """
@@ -510,7 +513,7 @@ class FrontSession(RestrictedSession):
     def _note_shards(self) -> None:
         """Update what depends on the shards of the watched tubes."""
         shards = list(self._watches)
-        self._reserve_shard = shards[0] if len(shards) == 1 else NO_SHARD
+        self._reserve_shard = shards[0] if len(shards) == 1 else SEVERAL
         if self._is_subscribed and not self._needs_heads(set(shards)):
             self._is_subscribed = False
             for channel in self._channels.values():
@@ -551,7 +554,7 @@ class FrontSession(RestrictedSession):
         """Reserve from tubes of another shard, or of several; see ForwardedReserve and Reserve."""
         connecting.note_worker(self.broker, self.client)
         shard = self._reserve_shard
-        if shard not in (NO_SHARD, self._own) and self._holds_only(shard) and self.routes.is_linked(shard):
+        if shard not in (SEVERAL, self._own) and self._holds_only(shard) and self.routes.is_linked(shard):
             self._begin(ForwardedReserve(shard, self.line + CRLF, until, batch))
             if self.is_eof:
                 self.end_remote_wait(shard)

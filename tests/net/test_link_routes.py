@@ -158,6 +158,23 @@ def test_channel_of_a_shard_without_owner_keeps_little(
     assert told.count(b"stats-mode") == 1
 
 
+def test_client_of_a_process_without_a_shard_reserves_from_several() -> None:
+    shards = {"b0": NO_SHARD, "b1": 1, "b2": 2}
+    processes = [Process(None, shard, name) for name, shard in shards.items()]
+    for each in processes:
+        change(each, {1: "b1", 2: "b2"}, {name: one.address for name, one in zip(shards, processes, strict=True)})
+    try:
+        wait_until(lambda: all(processes[0].links.is_linked(shard) for shard in (1, 2)))
+        with socket.create_connection(("127.0.0.1", processes[0].port), TIMEOUT) as client:
+            tubes = TUBE, tube_on(2)
+            client.sendall(b"".join([b"put-in-tube %b 0 0 60 1\r\nx\r\nwatch %b\r\n" % (tube, tube) for tube in tubes]))
+            client.sendall(b"reserve-with-timeout 0\r\n" * 3)
+            assert receive(client, b"TIMED_OUT\r\n").count(b"RESERVED") == 2
+    finally:
+        for each in processes:
+            each.stop()
+
+
 def test_session_from_before_a_takeover_uses_the_shard_of_its_own_process(tmp_path: Path) -> None:
     process = Process(str(tmp_path / "0"), NO_SHARD)
     process.membership.owners = {}
