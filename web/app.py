@@ -204,7 +204,7 @@ def create_dashboard(
     """
     options = options or WebOptions()
     commit = commit if commit is not None else _nothing_to_commit
-    shards = Shards(broker.ids, links)
+    shards = Shards(broker.ids, links, broker)
     app = _create_app(options, broker)
     requests = measure_requests(app)  # before the guard, so that refused requests are timed too
     store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory, broker)
@@ -264,7 +264,7 @@ def create_dashboard(
     )
     tasks = Tasks(clock, audit, shards)
     listed_tasks = ListedTasks(tasks, clock, shards)
-    changing = (broker, clock, commit, audit, tasks, saved, saved_changes, shards)
+    changing = (broker, clock, commit, audit, tasks, saved, saved_changes)
     operations, bulk = Operations(*changing), Bulk(*changing)
     tube_changes, undo = TubeChanges(*changing), Undo(*changing)
     app.jinja_env.globals |= {

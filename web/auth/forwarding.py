@@ -160,9 +160,9 @@ class Forwarding:
         if kind == TUBE or (kind == QUERY and (value := self._tube_in(value))):
             return shards.of_tube(value.encode(errors="replace"))
         if kind == LEASE and (id := self._job_of_token(value)) is not None:
-            return shards.of_job(id)
+            return shards.find_job(id)
         if kind in (JOB, NUMBER) and value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS:
-            return shards.of_job(int(value)) if kind == JOB else shards.of_number(int(value))
+            return shards.find_job(int(value)) if kind == JOB else shards.of_number(int(value))
         return None
 
     # Home

@@ -353,7 +353,6 @@ class Bulk(QueueChanges):
         """Return a plan as of now; raise Forbidden if the principal may not put jobs into the target tube."""
         if isinstance(change.value, bytes):
             require_operator(change.value)
-            self._refuse_another_shard(change.value)
         return Plan(change, query, ids, self._clock(), self._broker.next_id, rate)
 
     def dry_run(self, plan: Plan) -> Task:
@@ -477,10 +476,7 @@ class Bulk(QueueChanges):
                 throttle.wait(task.checkpoint)
             self._stop_if_refused(task)
             before = recording.encode(job, body)
-            if plan.change.key == "redrive" and not self._shards.owns(DeadLetter.unpack(job.dead_letter).source):
-                outcome = EditOutcome.NO_ROOM
-            else:
-                outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
+            outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
             if outcome == EditOutcome.DONE:
                 recording.add(before, self._broker.jobs.get(job.id))
             if outcome == EditOutcome.NO_ROOM and plan.change.key != "redrive":
@@ -499,7 +495,7 @@ class Bulk(QueueChanges):
         if unread:
             task.message = f"{task.message} {_stay(unread)}: the body cannot be read back from the disk.".strip()
         if refused:
-            why = "the tube that the job came from is full or on another shard, or a limit of the server is reached"
+            why = "the tube that the job came from is full, or a limit of the server is reached"
             task.message = f"{task.message} {_stay(refused)}: {why}.".strip()
 
     def _select(

@@ -310,7 +310,6 @@ class Operations(QueueChanges):
         require_operator(name)
         if name == old:
             raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
-        self._refuse_another_shard(name)
         with self._recorded(job, f"Move {_named(job)} to “{name.decode()}”") as recording:
             done = editing.edit_job(self._broker, job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
             self._refuse_failed_edit(job, done, "moved")
@@ -367,7 +366,6 @@ class Operations(QueueChanges):
             raise Conflict(f"Job {job.id} is not a dead letter, so there is no tube to move it back to.")
         tube, source = job.tube.name.decode(), DeadLetter.unpack(job.dead_letter).source.decode()
         require_operator(source.encode())
-        self._refuse_another_shard(source.encode())
         with self._recorded(job, f"Retry {_named(job)}: move it back to “{source}”") as recording:
             outcome = editing.redrive(self._broker, job.id, self._clock())
             if outcome == EditOutcome.RESERVED:

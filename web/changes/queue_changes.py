@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from werkzeug.exceptions import Conflict
-
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.saved_changes import SavedChanges
 from greenstalk_server.web.changes.tasks import Tasks
-from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.saved_data import SavedData
 
@@ -27,7 +24,6 @@ class QueueChanges:
         tasks: Tasks,
         saved: SavedData,
         saved_changes: SavedChanges,
-        shards: Shards,
     ) -> None:
         """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
         self._broker: Broker = broker
@@ -37,12 +33,3 @@ class QueueChanges:
         self._tasks: Tasks = tasks
         self._saved: SavedData = saved
         self._saved_changes: SavedChanges = saved_changes
-        self._shards: Shards = shards
-
-    def _refuse_another_shard(self, tube: bytes) -> None:
-        """Raise Conflict if jobs of this shard cannot move to *tube*, which another shard owns."""
-        if not self._shards.owns(tube):
-            raise Conflict(
-                f"The tube “{tube.decode()}” is on shard {self._shards.of_tube(tube)}, and jobs of shard"
-                f" {self._shards.own} cannot move there. Nothing was changed."
-            )

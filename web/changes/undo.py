@@ -41,7 +41,7 @@ _REASONS: Final = {
     Refusal.MEMORY: "jobs use all the memory that the server allows for them (--memory-limit)",
     Refusal.DELETED: "the job has been deleted since",
     Refusal.RESERVED: "a worker holds the job",
-    Refusal.OTHER_SHARD: "the job was on another shard",
+    Refusal.OTHER_SHARD: "the job is, or was, on another shard",
     Refusal.CHANGED: "the job has been reserved or changed since",
 }
 """The reason for each refusal. All refusals that are not listed are limits of the server."""

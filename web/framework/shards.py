@@ -19,7 +19,9 @@ from flask import abort, has_request_context, request
 from werkzeug.exceptions import HTTPException, ServiceUnavailable
 
 from greenstalk_server.cluster.status import HOME
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
+from greenstalk_server.core.travel import NOWHERE
 from greenstalk_server.net.link_calls import CallError, CallHandler, Message
 from greenstalk_server.web.framework.access import principal
 
@@ -33,6 +35,12 @@ CONTEXT_KEYS: Final = (
 """Keys of the WSGI environ that are passed on, besides the headers of the request."""
 
 TOKEN_BYTES: Final = 8
+
+PLACE: Final = "place-of-job"
+"""Question: the shard to which a job has moved."""
+
+MAX_PLACES: Final = 8
+"""Shards that are asked for a job, which may move meanwhile."""
 
 SHARD_DIGITS: Final = 3
 """Last digits of a token, which are the shard: there are at most 1,024."""
@@ -63,14 +71,16 @@ class Shards:
     enter   enters the request context of a question.
     """
 
-    def __init__(self, ids: IdSequence = ONE_SHARD, links: Links | None = None) -> None:
-        """*links* is None if there is one shard."""
+    def __init__(self, ids: IdSequence = ONE_SHARD, links: Links | None = None, broker: Broker | None = None) -> None:
+        """*links* is None if there is one shard; *broker* has the jobs of the own one."""
+        self._broker: Broker | None = broker
         self.own: int = ids.shard
         self.count: int = ids.shards
         self.others: tuple[int, ...] = tuple([shard for shard in range(ids.shards) if shard != ids.shard])
         self.enter: Callable[[Facts], AbstractContextManager[None]]
         self._ids: IdSequence = ids
         self._links: Links | None = links
+        self.answer(PLACE, self.of_job)
 
     @property
     def is_home(self) -> bool:
@@ -86,8 +96,21 @@ class Shards:
         return self._links is None or self._links.shard_of(tube) == self.own
 
     def of_job(self, id: int) -> int:
-        """Return the shard that has assigned *id*."""
-        return self._ids.home(id)
+        """Return the shard that has the job *id*, or that knows where it is, or that has assigned *id*."""
+        broker = self._broker
+        if broker is None or broker.moves is None or id in broker.jobs:
+            return self.own
+        place = broker.moves.place_of(id)
+        return place if place != NOWHERE else self._ids.home(id)
+
+    def find_job(self, id: int) -> int:
+        """Return the shard that has the job *id*, if there is one. Switches; raise ServiceUnavailable."""
+        shard = self.of_job(id)
+        for _ in range(MAX_PLACES):
+            if shard == self.own or (place := self.ask(shard, PLACE, id=id)) == shard:
+                break
+            shard = place
+        return shard
 
     def of_number(self, number: int) -> int:
         """Return the shard whose process has assigned *number*, of a connection or a change."""

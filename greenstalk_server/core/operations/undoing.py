@@ -72,7 +72,8 @@ def revert(broker: Broker, before: Job, after: Job, body: bytes, now: int) -> in
     """
     job = broker.jobs.get(before.id)
     if job is None:
-        return Refusal.DELETED
+        has_moved = broker.moves is not None and before.id in broker.moves.locations
+        return Refusal.OTHER_SHARD if has_moved else Refusal.DELETED
     if job.state == RESERVED:
         return Refusal.RESERVED
     if not _is_as_left(job, after):
