@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _use(session: FrontSession, command: Command, now: int) -> bytes | None:
     name: bytes = command[1]
     shard = session.routes.shard_of(name)
-    if shard != session.routes.own:
+    if shard != session.own:
         session.broker.counters.cmd_use += 1
         session.use_there(shard, name)
         return None
@@ -41,7 +41,7 @@ def _watch(session: FrontSession, command: Command, now: int) -> bytes | None:
     if not session.may_watch(name):
         return replies.OUT_OF_MEMORY
     shard = session.routes.shard_of(name)
-    if shard != session.routes.own:
+    if shard != session.own:
         session.broker.counters.cmd_watch += 1
         return session.watch(shard, name, weight, b"")
     return session.watch(shard, name, weight, tubes.watch(session, command, now))
@@ -94,7 +94,7 @@ def _delete_batch(session: FrontSession, command: Command, now: int) -> bytes | 
         homes = {session.shard_of_job(id), *session.holding_shards()} if id >= routes.ids.base else all_shards
         for shard in homes:
             by_shard.setdefault(shard, []).append(id)
-    own = by_shard.pop(routes.own, [])
+    own = by_shard.pop(session.own, [])
     session.cost += JOB_COST * len(own)
     deleted = sum([session.may_delete(id) and finishing.delete(session.broker, session.client, id, now) for id in own])
 

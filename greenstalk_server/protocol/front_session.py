@@ -62,6 +62,7 @@ class FrontSession(RestrictedSession):
     """The session of a connection in a queue of several shards.
 
     routes              the shards.
+    own                 the shard that `broker` has, as long as the connection lives; NO_SHARD if it has none.
 
     Private attributes:
 
@@ -81,7 +82,6 @@ class FrontSession(RestrictedSession):
         "_is_counted",
         "_is_run_repeatable",
         "_is_subscribed",
-        "_own",
         "_passed",
         "_put_line",
         "_reserve_shard",
@@ -95,6 +95,7 @@ class FrontSession(RestrictedSession):
         "_watches",
         "_work",
         "origin",
+        "own",
         "routes",
     )
 
@@ -113,7 +114,7 @@ class FrontSession(RestrictedSession):
         super().__init__(broker, wake, grants, rate, now)
         self.routes: Routes = routes
         self.is_timed = is_timed
-        self._own: int = routes.own
+        self.own: int = routes.own
         self._base: int = routes.ids.base
         self._shards: int = routes.ids.shards
         self.origin: tuple[str, list[str]] = origin
@@ -135,7 +136,7 @@ class FrontSession(RestrictedSession):
         self._is_subscribed: bool = False
         self._holding: set[int] = set()
         self._passed: dict[bytes, Head] = {}
-        if self._used_shard != routes.own:
+        if self._used_shard != self.own:
             connecting.leave(broker, self.client)
             connecting.unwatch(broker, self.client, DEFAULT_TUBE)
 
@@ -288,7 +289,7 @@ class FrontSession(RestrictedSession):
             connecting.note_worker(self.broker, self.client)
 
     def _others(self) -> list[int]:
-        return [shard for shard in range(self._shards) if shard != self._own]
+        return [shard for shard in range(self._shards) if shard != self.own]
 
     # Runs
 
@@ -344,7 +345,7 @@ class FrontSession(RestrictedSession):
             raise POSTPONED
 
     def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
-        route, own = verb.route, self._own
+        route, own = verb.route, self.own
         if route == HERE:
             shard = own
         elif route == JOB:
@@ -381,8 +382,8 @@ class FrontSession(RestrictedSession):
         shard, moves = (id - self._base) % self._shards, self.broker.moves
         if moves is None:
             return shard
-        if shard != self._own and id in self.broker.jobs:
-            return self._own
+        if shard != self.own and id in self.broker.jobs:
+            return self.own
         place = moves.place_of(id) if moves.locations else NOWHERE
         return shard if place == NOWHERE else place
 
@@ -414,11 +415,11 @@ class FrontSession(RestrictedSession):
 
     def _may_put(self, command: Command) -> bool:
         """Whether an access rule allows the put; another shard decides about its own tubes."""
-        return self._grants is None or self._put_shard(command) != self._own or super()._may_put(command)
+        return self._grants is None or self._put_shard(command) != self.own or super()._may_put(command)
 
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
         shard = self._used_shard if len(command) == PUT_LENGTH else self._put_shard(command)
-        if shard == self._own:
+        if shard == self.own:
             if self._run:
                 raise POSTPONED
             return super()._begin_put(command, data, pos, out, now)
@@ -449,7 +450,7 @@ class FrontSession(RestrictedSession):
         """Note that *name* is the used tube, and leave the one before."""
         before, self._used_shard, self._used = self._used_shard, self.routes.shard_of(name), name
         if before != self._used_shard:
-            if before == self._own:
+            if before == self.own:
                 connecting.leave(self.broker, self.client)
             elif before in self._channels:
                 self._channels[before].send(b"leave")
@@ -497,7 +498,7 @@ class FrontSession(RestrictedSession):
         if not self._is_subscribed and self._needs_heads({shard, *self._watches}):
             self._is_subscribed = True
             for other in {shard, *self._watches}:
-                if other != self._own:
+                if other != self.own:
                     lines[other] = b"subscribe\r\n" + lines[other] if other in lines else b"subscribe"
         return self.gather(lines, note, [reply], True)
 
@@ -531,7 +532,7 @@ class FrontSession(RestrictedSession):
         del self._watched[name]
         self._passed.pop(name, None)
         shard = self.routes.shard_of(name)
-        if shard == self._own:
+        if shard == self.own:
             connecting.unwatch(self.broker, self.client, name)
         elif shard in self._channels:
             self._channels[shard].send(b"unwatch " + name)
@@ -554,7 +555,7 @@ class FrontSession(RestrictedSession):
         """Reserve from tubes of another shard, or of several; see ForwardedReserve and Reserve."""
         connecting.note_worker(self.broker, self.client)
         shard = self._reserve_shard
-        if shard not in (SEVERAL, self._own) and self._holds_only(shard) and self.routes.is_linked(shard):
+        if shard not in (SEVERAL, self.own) and self._holds_only(shard) and self.routes.is_linked(shard):
             self._begin(ForwardedReserve(shard, self.line + CRLF, until, batch))
             if self.is_eof:
                 self.end_remote_wait(shard)
@@ -594,7 +595,7 @@ class FrontSession(RestrictedSession):
     def waited_shards(self) -> list[int]:
         """Return the other shards at which a reserve waits: for a job, or for the deadline of a reservation."""
         found = self._holding.union(self._watches)
-        found.discard(self._own)
+        found.discard(self.own)
         return sorted(found)
 
     def await_all(self) -> None:
