@@ -19,6 +19,8 @@ from greenstalk_server.config.command_line import (
     JournalExport,
     JournalImport,
     JournalReshard,
+    MoveShard,
+    ShowCluster,
     ShowConfig,
     ShowVersion,
     parse,
@@ -90,6 +92,14 @@ def _run_command(command: Command) -> int:
             with importing_psycopg():
                 from greenstalk_server.cluster.leadership import hand_over  # noqa: PLC0415  optional dependency
             return hand_over(options)
+        case ShowCluster(options):
+            with importing_psycopg():
+                from greenstalk_server.cluster.queue_command import show_cluster  # noqa: PLC0415  optional dependency
+            return show_cluster(options)
+        case MoveShard(options, shard, process):
+            with importing_psycopg():
+                from greenstalk_server.cluster.queue_command import move_shard  # noqa: PLC0415  optional dependency
+            return move_shard(options, shard, process)
         case HashPassword():
             return _hash_password()
         case _:

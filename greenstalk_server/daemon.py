@@ -54,7 +54,14 @@ from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link_handshake import Identity
 from greenstalk_server.net.links import Links
-from greenstalk_server.net.listeners import Listener, adopt_listeners, describe, open_listeners, open_web_listener
+from greenstalk_server.net.listeners import (
+    Listener,
+    adopt_listeners,
+    describe,
+    open_link_listener,
+    open_listeners,
+    open_web_listener,
+)
 from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
 from greenstalk_server.preflight import (
@@ -80,10 +87,12 @@ from greenstalk_server.runtime.process import (
     require_readable_code,
     server_facts,
 )
+from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.system import IS_MACOS, hide_secrets
 from greenstalk_server.runtime.threads import run_in_thread
 
 if TYPE_CHECKING:
+    from greenstalk_server.cluster.membership import Membership
     from greenstalk_server.journal.postgresql.lease import LeaderLease
     from greenstalk_server.journal.postgresql.rows import Rows
     from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
@@ -137,7 +146,9 @@ def run(options: Options, environ: Mapping[str, str], placement: Placement | Non
             warn_if_world_writable(options.data_dir)
             if placement is None:
                 refuse_shards(options.data_dir)
-        serve = _serve if options.journal is None else _serve_in_cluster
+        serve = _serve
+        if options.journal is not None:
+            serve = _serve_in_cluster if options.link is None else _serve_as_front
         roster = Roster(placement.links) if placement is not None else None
         serve(options, environ, _Resources(listeners, factory, certificates, max_files, parent, placement, roster))
 
@@ -222,15 +233,11 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     make_queue = partial(_SharedQueue, options, resources.dashboard_factory, policy_file, lease)
     candidate = leadership.Candidate(lease, make_queue, options.strict_recovery)
     lifetime = leadership.ProcessLifetime(candidate)
-    web_server: WebServer | None = None
-    if (factory := resources.dashboard_factory) is not None:
-        factory.settings = lambda: policy_file.settings
-        standby_app = factory.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
-        web_server = factory.create_server(standby_app, DescriptorBudget(resources.max_files, LimitCounters()))
-        web_server.start()
+    web_server = _standby_web_server(resources, policy_file, candidate.status)
     _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates, policy_file)
     _announce(options, resources)
     notify_manager(READY, environ)
+    lifetime.start()
     if not lifetime.stand_by():
         notify_manager(STOPPING, environ)
         if web_server is not None:
@@ -254,6 +261,94 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     _stop(server, web_server, queue.dashboard, lifetime.release_leadership)
     if not lifetime.is_exiting:
         lifetime.execute_again()
+
+
+def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Resources) -> None:
+    """Serve the clients of a queue in a database from the start, and lead a shard of it once one is free."""
+    pause_gc()
+    with importing_psycopg():
+        from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
+        from greenstalk_server.cluster.membership import Membership  # noqa: PLC0415  optional dependency
+        from greenstalk_server.journal.postgresql.members import Members  # noqa: PLC0415  optional dependency
+    assert options.link is not None
+    listener, address = open_link_listener(options.link)
+    lease = leadership.make_lease(options, describe(resources.listeners[0].sock))
+    members = Members(
+        lease, options.journal_name, options.shards, options.pins, os.uname().nodename, address, __version__
+    )
+    membership = Membership(members, lease.holder_id.hex)
+    policy_file = _PolicyFile(options)
+    make_queue = partial(_SharedQueue, options, resources.dashboard_factory, policy_file, lease)
+    candidate = leadership.Candidate(lease, make_queue, options.strict_recovery, membership)
+    lifetime = leadership.ProcessLifetime(candidate)
+    web_server = _standby_web_server(resources, policy_file, candidate.status)
+    _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates, policy_file)
+    _announce(options, resources)
+    notify_manager(READY, environ)
+    lifetime.start()
+    if not membership.open(lifetime.stopping.is_set):
+        notify_manager(STOPPING, environ)
+        if web_server is not None:
+            web_server.stop(timeout=WEB_STOP_TIMEOUT)
+        return
+    candidate.set_clock(steady_clock(run_in_thread(lease.time)))
+    server, files = _front_server(options, resources, membership, listener, candidate.clock)
+    lifetime.on_drain = server.drain
+    server.start()
+    membership.start()
+    candidate.is_front = True
+    if web_server is not None:
+        files.open, web_server.files = files.open + web_server.files.open, files
+    dashboard: Dashboard | None = None
+    release: Callable[[], None] | None = None
+    if lifetime.stand_by():
+        queue = candidate.queue
+        server.lead(queue.broker, queue.committer)
+        release, membership.leads = lifetime.release_leadership, True
+        yield_to_loop()  # the other processes learn who leads before the dashboard is made
+        tune_gc()
+        if web_server is not None:
+            queue.prepare(candidate.status)
+            dashboard = queue.dashboard
+            assert dashboard is not None
+            dashboard.restore()
+            web_server.application = dashboard.app
+        lifetime.stopping.wait()
+    if lifetime.is_exiting:
+        notify_manager(STOPPING, environ)
+    _stop(server, web_server, dashboard, release)
+    membership.stop()
+    if not lifetime.is_exiting:
+        lifetime.execute_again()
+
+
+def _front_server(
+    options: Options, resources: _Resources, membership: Membership, listener: socket.socket, clock: Clock
+) -> tuple[Server, DescriptorBudget]:
+    """Return the server of a process that leads no shard yet, and its file descriptors."""
+    queue = membership.queue
+    ids = IdSequence(queue.base, queue.shards)
+    broker = _broker(options, clock, NullJournal(options.journal_file_size), can_evict=False, ids=ids)
+    identity = Identity(queue.id, bytes.fromhex(queue.secret), membership.me, ids)
+    links = Links(
+        identity, membership, [listener], broker, clock, None, options.access, outage_wait=options.outage_wait_ns
+    )
+    files = DescriptorBudget(resources.max_files, broker.limit_counters)
+    return _server(options, resources, broker, clock, None, files, links), files
+
+
+def _standby_web_server(
+    resources: _Resources, policy_file: _PolicyFile, status: Callable[[], ClusterStatus]
+) -> WebServer | None:
+    """Return the started web server of a standby with *status*; None if there is no dashboard."""
+    factory = resources.dashboard_factory
+    if factory is None:
+        return None
+    factory.settings = lambda: policy_file.settings
+    app = factory.create_standby_app(status, os.uname().nodename, steady_clock())
+    web_server = factory.create_server(app, DescriptorBudget(resources.max_files, LimitCounters()))
+    web_server.start()
+    return web_server
 
 
 def _server(
@@ -287,7 +382,9 @@ def _links(
         return None
     identity = Identity(placement.queue, bytes.fromhex(placement.secret), placement.process, broker.ids)
     listener = socket.socket(fileno=placement.link_fd)
-    return Links(identity, roster, [listener], broker, clock, committer, options.access, placement.shard)
+    return Links(
+        identity, roster, [listener], broker, clock, committer, options.access, placement.shard, options.outage_wait_ns
+    )
 
 
 class _PolicyFile:
@@ -394,7 +491,7 @@ class _SharedQueue:
 
         self.rows: Rows = rows
         self.journal: DatabaseJournalWriter = DatabaseJournalWriter(rows, options.journal_file_size, 0, os.urandom)
-        self.broker: Broker = _broker(options, clock, self.journal, can_evict=False)
+        self.broker: Broker = _broker(options, clock, self.journal, can_evict=False, ids=lease.ids)
         policy_file.apply_to(self.broker, clock)
         self.committer: Committer = Committer(self.journal)
         self.dashboard: Dashboard | None = None

@@ -28,7 +28,7 @@ from greenstalk_server.journal.layout import directory_of, has_unfinished_change
 from greenstalk_server.journal.lock import LOCK_NAME, directory_error, holder_of
 from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, OtherVersion, decode_segment_header
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, try_listening
+from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, of_links, try_listening
 from greenstalk_server.net.tls import load_authority, load_certificate
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, EXIT_USAGE, StartError
 from greenstalk_server.runtime.process import acting_as, require_readable_code
@@ -172,6 +172,8 @@ def _socket_findings(options: Options, environ: Mapping[str, str]) -> Iterator[S
     if not is_before_start:
         for where in options.listen:
             yield from _address_findings(where, options.port, lambda error: error)
+    if options.link is not None:
+        yield from _address_findings(options.link, 0, of_links)
     names = None if is_before_start else [where.removeprefix(PLAIN_PREFIX) for where in options.listen]
     yield from _attempt(refuse_unusable_rules, options, names)
     if options.web_enabled:

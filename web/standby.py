@@ -38,7 +38,7 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
         return _plain("ok", 200)
 
     def readyz() -> Response:
-        return _plain(status_line(role()), 503)
+        return _plain(status_line(role()), 200 if role().is_front else 503)
 
     def metrics() -> Response:
         return exposition(role_metrics(role()))

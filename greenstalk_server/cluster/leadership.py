@@ -102,6 +102,21 @@ class Queue(Protocol):
         """Do the work that would delay a takeover. Later calls do nothing."""
 
 
+class Seats(Protocol):
+    """The shards of the queue, of which a standby follows one."""
+
+    def assign(self) -> bool:
+        """Make the lease be about the shard to follow; return whether it is another one than before."""
+
+    @property
+    def wanted(self) -> int | None:
+        """The shard that an operator wants this process to lead; None for none."""
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether an operator wants another process to lead the shard of the lease."""
+
+
 Q = TypeVar("Q", bound=Queue)
 
 
@@ -175,16 +190,23 @@ class Candidate(Generic[Q]):
     queue       the jobs: read from the journal by a standby, served by a leader.
     clock       follows the database's clock, so that machines with different clocks agree on when a delay ends.
     leadership  None while this server is a standby.
+    is_front    whether this server serves clients also while it is a standby.
     """
 
-    def __init__(self, lease: LeaderLease, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
-        """*make* returns an empty queue."""
+    def __init__(
+        self, lease: LeaderLease, make: Callable[[Rows, Clock], Q], is_strict: bool, seats: Seats | None = None
+    ) -> None:
+        """*make* returns an empty queue. *seats* are the shards to choose from; None: the journal of *lease* alone."""
         self.queue: Q
         self.clock: Clock
+        self.is_front: bool = False
+        self._has_clock: bool = False
+        self._seats: Seats | None = seats
         self.leadership: Leadership | None = None
         self.lease: LeaderLease = lease
         self._make: Callable[[Rows, Clock], Q] = make
         self._is_strict: bool = is_strict
+        self._is_open: bool = False
         self._follower: Follower | None = None
         self._lease_state: LeaseState | None = None
         self._database_error: str = ""
@@ -197,12 +219,16 @@ class Candidate(Generic[Q]):
         self._is_following: bool = False
         self._has_garbage: bool = False
 
+    def set_clock(self, clock: Clock) -> None:
+        """Use *clock*, which was set by the time of the database."""
+        self.clock, self._has_clock = clock, True
+
     @property
     def connections(self) -> list[DatabaseConnection]:
         """Every connection to the database."""
-        connections = [self.lease.connection, self.lease.background]
+        connections = [self.lease.connection, self.lease.background, *self.lease.others]
         if self._follower is not None:
-            connections += [self._follower.connection, self.queue.rows.connection, *self.lease.others]
+            connections += [self._follower.connection, self.queue.rows.connection]
         return connections
 
     def status(self) -> ClusterStatus:
@@ -218,6 +244,7 @@ class Candidate(Generic[Q]):
                 0.0,
                 leadership.warning,
                 leadership.standbys,
+                self.is_front,
             )
         return ClusterStatus(
             False,
@@ -227,6 +254,7 @@ class Candidate(Generic[Q]):
             state.epoch if state is not None else 0,
             self._behind(),
             self._database_error or self._unanswered(),
+            is_front=self.is_front,
         )
 
     def _unanswered(self) -> str:
@@ -262,17 +290,16 @@ class Candidate(Generic[Q]):
 
     def _step(self) -> Leadership | None:
         """Read new batches, and take leadership if no server has it. Switches."""
-        if self._follower is None:
-            self.clock = steady_clock(run_in_thread(self.lease.open))
-            if risk := run_in_thread(self.lease.risk):
-                log.warning("PostgreSQL: %s", risk)
-            self._begin()
+        if self._seats is not None and self._seats.assign():
+            self._is_open = False
+        if not self._is_open:
+            self._open()
         self._read()
         assert self._follower is not None
         refuse_unfit(self._follower.recovery, is_strict=False)  # a standby must not lead a journal that it cannot serve
         self._lease_state = run_in_thread(self.lease.read_state)
         self._note_recovery()
-        if not self.may_lead(self._lease_state):
+        if not self.may_lead(self._lease_state) or (self._seats is not None and self._seats.is_reserved):
             if not self._is_following:
                 log.info("standby: %s is active", self._lease_state.leader)
                 gc.enable()  # the first read is complete: see gc_tuning.pause_gc
@@ -281,8 +308,22 @@ class Candidate(Generic[Q]):
                 self._reported_at = time.monotonic()
                 self._reporter = gevent.spawn(self._report, lambda: self.lease.report_standby(self._behind() or 0.0))
             self.queue.prepare(self.status)
+            if self._seats is not None and self._seats.wanted is not None and not self._lease_state.is_handing_over:
+                run_in_thread(self.lease.request_handover)
             return None
         return self._take_over(self._lease_state)
+
+    def _open(self) -> None:
+        """Begin to follow the journal of the lease. Switches."""
+        now = run_in_thread(self.lease.open)
+        if not self._has_clock:
+            self.set_clock(steady_clock(now))
+        if self._follower is None and (risk := run_in_thread(self.lease.risk)):
+            log.warning("PostgreSQL: %s", risk)
+        self._last_term = self._lease_state = None
+        self._is_following = False
+        self._begin()
+        self._is_open = True
 
     def may_lead(self, state: LeaseState) -> bool:
         """Return whether this server may take leadership: no server has it, or the leader has let its lease run out.
@@ -401,10 +442,13 @@ class ProcessLifetime:
         self._candidate: Candidate[Any] = candidate
         self._inherited: list[int] = [os.dup(fd) for fd in _inherited_fds()]  # a server that stops closes the originals
 
-    def stand_by(self) -> bool:
-        """Stand by until this server leads, and return True; return False if it must stop first. Switches."""
+    def start(self) -> None:
+        """Begin to watch the connections to the database, and the leadership. Does not switch."""
         Service("leadership", self._watch).start()
         before_abort(self._candidate.lease.release)
+
+    def stand_by(self) -> bool:
+        """Stand by until this server leads, and return True; return False if it must stop first. Switches."""
         try:
             leadership = self._candidate.run(self.stopping)
         except OSError as error:

@@ -20,6 +20,7 @@ class ClusterStatus:
     epoch       number of the current leadership, raised by each takeover and each reconnection; 0 if unknown.
     behind      seconds since a standby had last read the whole journal; None if it never has.
     database_error  why the database does not answer; empty if it does.
+    is_front    whether this server serves clients, be it the leader or not.
     standbys    the standbys of an active server: name, and seconds behind.
     """
 
@@ -31,3 +32,4 @@ class ClusterStatus:
     behind: float | None = None
     database_error: str = ""
     standbys: tuple[tuple[str, float], ...] = ()
+    is_front: bool = False

@@ -4,7 +4,7 @@ A flag takes precedence over the environment, which takes precedence over the co
 the last one wins, except that the addresses of all -l flags are used. Short flags and their grammar are beanstalkd's:
 `-VV`, `-p11300`, `-Vp 11300`. A value may begin with a dash.
 
-Instead of a flag, the first argument may be a command: `config`, `handover`, `hash-password` or `journal`.
+Instead of a flag, the first argument may be a command: `cluster`, `config`, `handover`, `hash-password` or `journal`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from greenstalk_server.core.jobs.id_sequence import MAX_SHARDS
 from greenstalk_server.core.tube_shards import Pin
 
 CONFIG: Final = "config"
+CLUSTER: Final = "cluster"
 JOURNAL: Final = "journal"
 HANDOVER: Final = "handover"
 HASH_PASSWORD: Final = "hash-password"  # noqa: S105  the name of the command
@@ -67,6 +68,22 @@ class Handover:
     """`handover`: make the active server of the journal in *options* hand over to a standby."""
 
     options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class ShowCluster:
+    """`cluster`: print the shards and processes of the queue in *options*."""
+
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class MoveShard:
+    """`cluster move SHARD [PROCESS]`: hand *shard* over to *process*, or to a follower if that is empty."""
+
+    options: Options
+    shard: int
+    process: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,8 @@ Command: TypeAlias = (
     | ShowConfig
     | CheckConfig
     | Handover
+    | ShowCluster
+    | MoveShard
     | HashPassword
     | JournalCheck
     | JournalExport
@@ -157,6 +176,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
             if argv[1:]:
                 raise UsageError(f"{HASH_PASSWORD}: takes no arguments, and reads the password from stdin")
             return HashPassword()
+        case [word] if word == CLUSTER:
+            return _parse_cluster(argv[1:], environ)
         case [word] if word == HANDOVER:
             parsed = _parse_options(argv[1:], environ)
             if isinstance(parsed, Options) and parsed.journal is None:
@@ -204,6 +225,23 @@ def _raise(error: UsageError) -> None:
 def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options | Answer:
     parser = _Parser(argv, _raise)
     return parser.read(environ) or parser.options()
+
+
+def _parse_cluster(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
+    """Parse the arguments of `cluster`: nothing or `move SHARD [PROCESS]`, and options."""
+    count = next((number for number, word in enumerate(argv) if word.startswith("-")), len(argv))
+    words, flags = argv[:count], argv[count:]
+    parsed = _parse_options(flags, environ)
+    if not isinstance(parsed, Options):
+        return parsed
+    if parsed.journal is None:
+        raise UsageError(f"{CLUSTER}: set --journal to the database that the servers share")
+    match words:
+        case []:
+            return ShowCluster(parsed)
+        case ["move", shard, *process] if re.fullmatch("0|[1-9][0-9]{0,3}", shard) and len(process) < 2:
+            return MoveShard(parsed, int(shard), "".join(process))
+    raise UsageError(f"{CLUSTER}: must be `{CLUSTER} [OPTIONS]` or `{CLUSTER} move SHARD [PROCESS] [OPTIONS]`")
 
 
 def _parse_journal(argv: Sequence[str]) -> Command:
@@ -258,6 +296,8 @@ HEADLINE: Final = f"""\
 Usage: {PROGRAM} [OPTIONS]
        {PROGRAM} config [--json | --check] [OPTIONS]
        {PROGRAM} handover [OPTIONS]
+       {PROGRAM} cluster [OPTIONS]
+       {PROGRAM} cluster move SHARD [PROCESS] [OPTIONS]
        {PROGRAM} hash-password
        {PROGRAM} journal check DIR
        {PROGRAM} journal export DIR|URL [-o FILE] [-q]
@@ -276,6 +316,9 @@ may be running.
 
 `handover` makes the active server of the cluster hand over to a standby, for example before an upgrade;
 --journal names the database that the servers share. Clients have to reconnect.
+
+`cluster` prints which server leads each shard of a queue (--shards), and which servers follow. `cluster
+move` hands the shard SHARD over to the server PROCESS, or to one that follows it.
 
 `hash-password` reads a password from stdin, and prints its hash for a user in the configuration file.
 

@@ -20,6 +20,7 @@ from greenstalk_server.config.types import (
     DIRECTORY,
     FILE,
     LEASE,
+    LINK_ADDRESS,
     LOG_FORMAT,
     LOG_LEVEL,
     LOG_LEVELS,
@@ -39,6 +40,7 @@ from greenstalk_server.config.types import (
     SECRET,
     SERVERS,
     SESSION_TIME,
+    SHARDS,
     SIZE,
     SIZE_LIMIT,
     SYNC_INTERVAL,
@@ -211,6 +213,30 @@ DEFINITIONS: Final = (
         "2",
         field="lease_ns",
         variable="GREENSTALK_LEASE_SECONDS",
+    ),
+    _option(
+        ("--shards",),
+        "divide the queue in that database into N shards, so that N servers serve it at the same time; fixed when the"
+        " queue is made",
+        "shards",
+        SHARDS,
+        "1",
+    ),
+    _option(
+        ("--link",),
+        "listen on ADDR for the other servers of the queue in that database, so that clients of every server see the"
+        " whole queue",
+        "link",
+        LINK_ADDRESS,
+    ),
+    _option(
+        ("--outage-wait",),
+        "with --link or --processes, let a command wait up to SECONDS for a shard that no process leads; then close its"
+        " connection",
+        "outage_wait_seconds",
+        LEASE,
+        "30",
+        field="outage_wait_ns",
     ),
     _option(
         ("-l",),

@@ -43,6 +43,8 @@ class Options:
 
     sync_interval_ns  minimum nanoseconds between two fsyncs; 0: fsync at every write; None: never.
     lease_ns          nanoseconds that a leader may lead without reaching the database; then a standby may take over.
+    link              address at which this server listens for the other servers of a queue in a database.
+    outage_wait_ns    nanoseconds that a command waits for a shard that no process leads.
     journal_file_size, max_job_size     bytes.
     memory_limit      maximum bytes of memory of the process; 0: no limit.
     listen            host names or addresses, optionally with a port, or `unix:PATH`; the prefix `plain:` disables
@@ -77,6 +79,9 @@ class Options:
     journal: str | None = field(repr=False)
     journal_name: str
     lease_ns: int
+    shards: int
+    link: str | None
+    outage_wait_ns: int
     tls_cert: str | None
     tls_key: str | None
     tls_client_ca: str | None
@@ -120,6 +125,11 @@ class Options:
     warnings: tuple[str, ...]
 
     @property
+    def shard_count(self) -> int:
+        """Number of shards of the queue, one for each process or as many as the database has."""
+        return self.processes if self.journal is None else self.shards
+
+    @property
     def needs_login(self) -> bool:
         """Whether the dashboard has a password, users or an identity provider."""
         passwords = self.web_password, self.web_password_file, self.operator_password, self.viewer_password
@@ -150,6 +160,8 @@ class Options:
         """Return the place and the durability of the jobs, for the output at startup."""
         if self.journal is not None:
             where = f"in PostgreSQL as journal {self.journal_name}"
+            if self.link is not None:
+                return f"kept {where}, and are as safe as that database; shards: {self.shards}"
             return f"kept {where}, and are as safe as that database; one server at a time is active"
         if self.data_dir is None:
             return "in memory only; they do not survive a restart"

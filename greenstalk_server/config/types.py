@@ -224,6 +224,16 @@ def _pins(text: str) -> tuple[Pin, ...]:
     return parse_pins(text) if text else ()
 
 
+def _link_address(text: str) -> str:
+    """Return *text*, HOST:PORT or [ADDRESS]:PORT; the other servers must be able to connect to it."""
+    host, _, port = text.rpartition(":")
+    plain = host.removeprefix("[").removesuffix("]")
+    is_wildcard = plain in ("0.0.0.0", "::", "*")  # noqa: S104  refused
+    if not plain or is_wildcard or (":" in plain) != host.startswith("[") or parse_number(port, maximum=65535) < 0:
+        raise ValueError(text)
+    return text
+
+
 def _addresses(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
@@ -333,6 +343,10 @@ PORT: Final = Type(
     partial(parse_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER, metavar="PORT"
 )
 PROCESSES: Final = Type(_processes, f"a whole number of processes, from 1 to {MAX_SHARDS}", _NUMBER, metavar="N")
+SHARDS: Final = Type(_processes, f"a whole number of shards, from 1 to {MAX_SHARDS}", _NUMBER, metavar="N")
+LINK_ADDRESS: Final = Type(
+    _link_address, "HOST:PORT or [ADDRESS]:PORT, with a host that the other servers can reach", metavar="ADDR"
+)
 COUNT: Final = Type(
     partial(parse_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER, metavar="N"
 )

@@ -34,6 +34,7 @@ _EXCLUSIVE: Final = (
 """Pairs of options that must not both be set, and the reason."""
 
 _NEEDED: Final = {
+    "link": ("journal",),
     "tls_key": ("tls_cert",),
     "tls_client_ca": ("tls_cert",),
     "web_user": ("web_password", "web_password_file"),
@@ -58,6 +59,7 @@ def problems(options: Options) -> Iterator[UsageError]:
     for check in (
         _refuse_unusable_pins,
         _refuse_unusable_processes,
+        _refuse_unlinked_shards,
         _refuse_open_dashboard,
         _refuse_bad_passwords,
         _refuse_bad_tokens,
@@ -116,17 +118,27 @@ def _refuse_unusable_processes(options: Options) -> None:
 
 def _refuse_unusable_pins(options: Options) -> None:
     """Raise UsageError if a pin names a shard that does not exist, or two pins have the same pattern."""
-    if problem := find_pin_problem(options.pins, options.processes):
+    if problem := find_pin_problem(options.pins, options.shard_count):
         raise UsageError(f"{options.label_of('pins')} {problem}")
 
 
 def _split_policies(options: Options) -> Iterator[UsageError]:
     """Yield an error for each policy that copies or moves jobs between shards."""
-    if not find_pin_problem(options.pins, options.processes):
-        tube_shards = TubeShards(options.processes, options.pins)
+    if not find_pin_problem(options.pins, options.shard_count):
+        tube_shards = TubeShards(options.shard_count, options.pins)
         for policy in options.policies:
             if (split := find_split(policy, tube_shards)) is not None:
                 yield UsageError(f"{options.label_of('policies')}: {split}")
+
+
+def _refuse_unlinked_shards(options: Options) -> None:
+    """Raise UsageError if the servers of a queue with shards could not reach each other."""
+    if options.shards > 1 and options.link is None:
+        name, link = f"{options.label_of('shards')} {options.shards}", options.label_of("link")
+        raise UsageError(f"{name}: must not be set without {link}, the address for the other servers of the queue")
+    if options.link is not None and not is_loopback(options.link.rpartition(":")[0].strip("[]")):
+        name = f"{options.label_of('link')} {quote_value(options.link)}"
+        raise UsageError(f"{name}: must be a loopback address, since links are not encrypted yet")
 
 
 def _refuse_open_dashboard(options: Options) -> None:

@@ -5,7 +5,7 @@ speaks a version that both know, and knows the secret, which is never sent. A pr
 one line in the log. A `Membership` says which processes there are, and which of them leads each shard.
 
 A command for a shard is sent to the process that leads it, once that process has confirmed this over its link; until
-then it waits, up to `OUTAGE_WAIT`. A link that is lost takes along what depends on it: here, the jobs that clients of
+then it waits, up to `outage_wait`. A link that is lost takes along what depends on it: here, the jobs that clients of
 the other process hold become ready; there, the clients whose commands have no reply are closed.
 
 Docstrings say which methods may switch greenlets.
@@ -61,11 +61,11 @@ HANDSHAKE_TIMEOUT: Final = 5.0
 HANDSHAKES: Final = Limits(connections=1024, connections_per_address=64)
 """Handshakes of accepted links at a time; further connections are closed. Unix sockets count in total alone."""
 
-OUTAGE_WAIT: Final = 30.0
-"""Seconds that a command waits for a shard that cannot be reached; then its connection is closed."""
+OUTAGE_WAIT: Final = 30 * SECOND
+"""Nanoseconds that a command waits for a shard that cannot be reached; then its connection is closed."""
 
 CHECK_INTERVAL: Final = 1.0
-"""Seconds between two checks for commands that have waited for OUTAGE_WAIT."""
+"""Seconds between two checks for commands that have waited for too long."""
 
 MAX_KEPT: Final = 64
 """Messages that a channel keeps for a shard that cannot be reached, unless its client waits for the reply to one. A
@@ -105,10 +105,12 @@ class Links:
         rules: Sequence[Rule],
         shard: int = NO_SHARD,
         certificates: Certificates | None = None,
+        outage_wait: int = OUTAGE_WAIT,
     ) -> None:
         """*listeners* accept the links of other processes; this process leads *shard*, whose jobs *broker* has.
 
-        *certificates* are for links over TCP; None: without TLS, which is for loopback addresses alone.
+        *certificates* are for links over TCP; None: without TLS, which is for loopback addresses alone. *outage_wait*:
+        nanoseconds that a command waits for a shard that cannot be reached; then its connection is closed.
         """
         self.own: int = shard
         self.ids: IdSequence = identity.ids
@@ -122,6 +124,7 @@ class Links:
         self._membership: Membership = membership
         self._rules: Sequence[Rule] = rules
         self._certificates: Certificates | None = certificates
+        self._outage_wait: int = outage_wait
         self._links: dict[str, Link] = {}  # by the id of the other process
         self._loopback: Link | None = None  # the end of the owner
         self._owners: dict[int, str] = {}  # the last owner of each shard
@@ -317,7 +320,7 @@ class Links:
         """Close the connections whose commands have waited too long for a shard. Switches."""
         while True:
             gevent.sleep(CHECK_INTERVAL)
-            before = self.clock() - round(OUTAGE_WAIT * SECOND)
+            before = self.clock() - self._outage_wait
             for shard, wires in self._waiting.items():
                 for wire, since in list(wires.items()):
                     if wire.is_closed:

@@ -136,18 +136,17 @@ class Server:
             Acceptor(listener.sock, partial(self._admit, listener), files, self._poller, _accept_batch(listener, most))
             for listener in listeners
         ]
-        self._ticker: Ticker = Ticker(broker, clock)
+        self._tickers: list[Ticker] = []
         self._limit_log: LimitLog = LimitLog(clock)
-        broker.subscribe(self._limit_log)
-        broker.subscribe(_EventLog())
-        broker.subscribe(self._ticker)
+        self._former: Broker | None = None
+        self._subscribe_to(broker)
         self._housekeeper: Service = Service("housekeeping", self._run_housekeeping)
         self._upkeep: Upkeep = Upkeep()
         self._is_stopped: Event = Event()
 
     def start(self) -> None:
         """Listen, and start accepting connections; raise StartError if the address is taken. Does not switch."""
-        self._ticker.start()
+        self._tickers[0].start()
         self._poller.start()
         if self._links is not None:
             self._links.start(self._poller)
@@ -159,6 +158,29 @@ class Server:
             self._committer.start()
         for acceptor in self._acceptors:
             acceptor.start()
+
+    def _subscribe_to(self, broker: Broker) -> Ticker:
+        """Let *broker* tick, and log its events; return its ticker, not started."""
+        ticker = Ticker(broker, self.clock)
+        self._tickers.append(ticker)
+        for listener in (self._limit_log, _EventLog(), ticker):
+            broker.subscribe(listener)
+        return ticker
+
+    def lead(self, broker: Broker, committer: Committer) -> None:
+        """Serve the shard of *broker*, which this process leads from now on. Raise OSError. Does not switch.
+
+        The connections that are there keep the former broker, which has no jobs, and reach the shard over a link.
+        """
+        assert self._links is not None
+        self._former, self.broker, self._committer = self.broker, broker, committer
+        self._poller.before_send = committer.commit_before_send
+        self._poller.has_held_replies = committer.has_held_replies
+        committer.start()
+        self._subscribe_to(broker).start()
+        if self._former.is_draining:
+            draining.drain(broker)
+        self._links.lead(broker.ids.shard, broker, committer)
 
     def drain(self) -> None:
         """Enter drain mode, which refuses puts, until the process ends. Does not switch."""
@@ -184,7 +206,8 @@ class Server:
         if self._links is not None:
             self._links.stop()
         self._poller.stop()
-        self._ticker.stop()
+        for ticker in self._tickers:
+            ticker.stop()
         self._housekeeper.stop()
         self._upkeep.stop()
         if self._committer is not None:

@@ -43,6 +43,7 @@ RESTARTED: Final = (
     "link-outages",
     "links",
     "live-pages",
+    "membership",
     "moves",
     "standbys",
     "worker-rates",

@@ -43,6 +43,7 @@ PROVIDER = {
 PROGRAMS = {"GREENSTALK_API_TOKEN": "pr0gram", "GREENSTALK_API_VIEWER_TOKEN": "st4ts"}
 
 
+DATABASE = {"DATABASE_URL": "postgresql://a@c/d"}
 CERTIFICATE = {"GREENSTALK_TLS_CERT": "cert.pem"}
 
 
@@ -74,6 +75,8 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "sync_interval_ns": ("7", 7_000_000),
     "journal": ("postgresql://a@c/d", "postgresql://a@c/d"),
     "lease_ns": ("5", 5_000_000_000),
+    "link": ("[::1]:11310", "[::1]:11310"),
+    "outage_wait_ns": ("5", 5_000_000_000),
     "listen": ("::1", ("::1",)),
     "memory_limit": ("100000000", 100_000_000),
     "log_level": ("warning", "warning"),
@@ -94,6 +97,8 @@ NEEDS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("web_user", "operator_password", "viewer_password"), ADMIN),
     **dict.fromkeys(("tls_key", "tls_client_ca"), CERTIFICATE),
     **dict.fromkeys(("oidc_issuer", "oidc_client_id", "oidc_client_secret"), PROVIDER),
+    "link": DATABASE,
+    "shards": {**DATABASE, "GREENSTALK_LINK": "127.0.0.1:0"},
     "oidc_client_secret_file": {key: PROVIDER[key] for key in list(PROVIDER)[:2]},
 }
 """By field: the variables without which the field is refused."""
@@ -651,7 +656,7 @@ def test_size_with_a_wrong_unit_is_refused(text: str) -> None:
     assert ": must be a whole number of bytes, " in str(refusal("-z", text))
 
 
-UNITS = {"sync_interval_ns": (10**6, 1), "lease_ns": (10**9, 1)}
+UNITS = {"sync_interval_ns": (10**6, 1), "lease_ns": (10**9, 1), "outage_wait_ns": (10**9, 1)}
 """By field: the value of the field for a plain `1`, and the nanoseconds per unit of the field."""
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid4
 
+from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
 from greenstalk_server.journal.postgresql.connection import (
     APPLICATION,
     RIGHTS,
@@ -69,12 +70,14 @@ class LeaderLease:
     """The lease by which one server leads a journal: takes, renews and releases it.
 
     holder_id   unique id of this process.
+    former      `holder_id` of this process before it executed its program again; empty if it did not.
     name        name of this server, for people.
     duration    seconds of a lease.
     heartbeat_interval  seconds between two heartbeats.
     connection  connection that only the lease uses, so that nothing else delays a renewal.
     background  connection for statements that no client waits for.
     others      connections for all other statements; the process watches these connections too.
+    ids         the ids that the shard of the journal assigns.
     epoch_limit highest epoch that this process can have set: a higher one was set by another process.
     """
 
@@ -88,7 +91,9 @@ class LeaderLease:
         self.heartbeat_interval: float = min(duration / 3, HEARTBEAT_INTERVAL)
         self.others: list[DatabaseConnection] = []
         self.epoch_limit: int = 0
+        self.ids: IdSequence = ONE_SHARD
         self._hosts: Hosts = Hosts(conninfo)
+        self.former: str = former
         self._former: str = f"{APPLICATION} {former}" if former else ""
         self.connection: DatabaseConnection = self.new_connection("lease", duration / 3)
         self.background: DatabaseConnection = self.new_connection("side", MAINTENANCE_TIMEOUT)
@@ -104,8 +109,9 @@ class LeaderLease:
 
         Raise StartError if a later version of the server has made the schema, DatabaseUnavailable, or DatabaseRefused.
         """
-        if self._version() < len(SCHEMA):
-            self.connection.run(MIGRATE)
+        self.migrate()
+        if self.ids == ONE_SHARD:
+            self._refuse_shards()
         self.connection.run(
             """INSERT INTO greenstalk_journal (name)
                SELECT %s WHERE NOT EXISTS (SELECT FROM greenstalk_journal WHERE name = %s) ON CONFLICT DO NOTHING""",
@@ -114,8 +120,33 @@ class LeaderLease:
         self.find()
         if lacking := self.connection.run(LACKING_RIGHTS):
             raise DatabaseRefused(f"PostgreSQL: permission denied to {', '.join(lacking[0])}; {RIGHTS}")
+        return self.time()
+
+    def time(self) -> int:
+        """Return the database's time in nanoseconds."""
         [(now,)] = self.connection.run("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
         return int(now) * 1000
+
+    def migrate(self) -> None:
+        """Create or migrate the schema; raise as `open` does."""
+        if self._version() < len(SCHEMA):
+            self.connection.run(MIGRATE)
+
+    def assign(self, journal_name: str, ids: IdSequence) -> None:
+        """Be the lease of another journal from now on, whose shard assigns *ids*. The caller must call `open`."""
+        self.journal_name = journal_name
+        self.ids = ids
+
+    def _refuse_shards(self) -> None:
+        """Raise StartError if the journal is one of a queue of several shards, or has the name of such a queue."""
+        if self.connection.run("SELECT to_regclass('greenstalk_queue') IS NULL") == [(True,)]:
+            return
+        queue, _, _ = self.journal_name.rpartition("/")
+        query = "SELECT name, shards FROM greenstalk_queue WHERE shards > 1 AND name = ANY(%s)"
+        for name, shards in self.connection.run(query, ([self.journal_name, queue],)):
+            if name == self.journal_name or self.journal_name.removeprefix(f"{name}/").isdecimal():
+                message = f"the queue {name} has {shards} shards; start its servers with --shards {shards} and --link"
+                raise StartError(f"--journal-name {self.journal_name}: {message}", EXIT_JOURNAL)
 
     def find(self) -> bool:
         """Return whether the journal exists, and create nothing; raise StartError as `open` does."""

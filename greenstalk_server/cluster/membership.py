@@ -1,0 +1,213 @@
+"""The processes of a queue in a database, and the shards that they lead, as this process knows them.
+
+One greenlet reads the database every POLL_INTERVAL, and reports that this process lives. While the database does not
+answer, the last answer counts: a link that works is still of use.
+
+Docstrings say which methods may switch greenlets.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import gevent
+from gevent.event import Event
+
+from greenstalk_server.cluster import assignment
+from greenstalk_server.cluster.assignment import PATIENCE, ShardView
+from greenstalk_server.journal.postgresql.connection import DATABASE_RETRY_INTERVAL
+from greenstalk_server.journal.postgresql.members import PROCESS_TIMEOUT, Members, Queue, Snapshot
+from greenstalk_server.runtime.supervisor import Service
+from greenstalk_server.runtime.threads import run_in_thread
+
+POLL_INTERVAL: Final = 0.2
+"""Seconds between two reads."""
+
+HEARTBEAT_INTERVAL: Final = 1.0
+"""Seconds between two reports that this process lives."""
+
+FORGET_INTERVAL: Final = 30.0
+"""Seconds between two deletions of the rows of dead processes."""
+
+MIN_READ_INTERVAL: Final = 0.05
+"""Minimum seconds between two reads, however often one is requested."""
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """The shards and processes of the queue.
+
+    me          id of this process.
+    snapshot    the last answer of the database.
+    on_change   called in the event loop when an owner or an address has changed.
+    leads       whether this process leads its shard.
+    """
+
+    def __init__(self, members: Members, me: str) -> None:
+        self.me: str = me
+        self.queue: Queue
+        self.snapshot: Snapshot
+        self.on_change: Callable[[], None] = _ignore
+        self.leads: bool = False
+        self._members: Members = members
+        self._shard: int | None = None
+        self._free_since: dict[int, float] = {}
+        self._silent_since: dict[str, float] = {}
+        self._addresses: dict[str, str] = {}
+        self._wake: Event = Event()
+        self._reported_at: float = 0.0
+        self._forgot_at: float = time.monotonic()
+        self._service: Service = Service("membership", self._run)
+
+    def open(self, is_stopping: Callable[[], bool]) -> bool:
+        """Read the queue from the database once it answers; return False if the process must stop first. Switches.
+
+        Raise StartError if the queue cannot be served with these options.
+        """
+        is_failing = False
+        while not is_stopping():
+            try:
+                self.queue = run_in_thread(self._members.open)
+                run_in_thread(self._members.forget_former)
+                self._report()
+                self._note(run_in_thread(self._members.read))
+            except OSError as error:
+                if not is_failing:
+                    log.error("%s; retrying until the database answers", error)  # noqa: TRY400  the message is complete
+                is_failing = True
+                gevent.sleep(DATABASE_RETRY_INTERVAL)
+            else:
+                return True
+        return False
+
+    def start(self) -> None:
+        """Begin to read. Does not switch."""
+        self._service.start()
+
+    def stop(self) -> None:
+        """End, and remove the row of this process if the database answers. Switches."""
+        self._service.stop()
+        try:
+            run_in_thread(self._members.remove)
+        except OSError as error:
+            log.warning("cannot remove this process from the queue: %s", error)
+
+    # The shards and processes
+
+    def owner_of(self, shard: int) -> str | None:
+        """Return the id of the process that leads *shard*, or whose lead has ended without a successor; else None."""
+        return self.snapshot.shards[shard].holder or None
+
+    def addresses(self) -> Mapping[str, str]:
+        """Return the addresses of the links of all processes, this one included, by their ids."""
+        return self._addresses
+
+    def refresh(self) -> None:
+        """Read soon, since an owner seems to be gone. Does not switch."""
+        self._wake.set()
+
+    # The shard of this process
+
+    @property
+    def shard(self) -> int | None:
+        """The shard that this process leads or follows; None at first."""
+        return self._shard
+
+    def assign(self) -> bool:
+        """Choose the shard to follow, and make the lease of this process be about it; return whether it is another one.
+
+        Does not switch.
+        """
+        shard = assignment.choose(self._views(), self.me, self._shard, self.wanted, random.random)
+        if shard == self._shard:
+            return False
+        self._shard = shard
+        self._members.assign(self.queue, shard)
+        self._reported_at = 0.0
+        self._wake.set()
+        return True
+
+    @property
+    def wanted(self) -> int | None:
+        """The shard that an operator wants this process to lead; None for none."""
+        return next((each.wanted for each in self.snapshot.processes if each.id == self.me), None)
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether an operator wants another process to lead the shard that this one follows."""
+        return self._shard is not None and self._is_reserved(self._shard)
+
+    def _is_reserved(self, shard: int) -> bool:
+        since = self._free_since.get(shard)
+        if since is not None and time.monotonic() - since > PATIENCE:
+            return False
+        return any(each.wanted == shard and each.is_alive and each.id != self.me for each in self.snapshot.processes)
+
+    def _views(self) -> list[ShardView]:
+        now, snapshot = time.monotonic(), self.snapshot
+        machines = {each.id: each.machine for each in snapshot.processes}
+        mine = machines.get(self.me, "")
+        return [
+            ShardView(
+                is_free=state.is_free,
+                free_for=now - self._free_since.get(number, now),
+                followers=[each.id for each in snapshot.followers(number)],
+                is_reserved=self._is_reserved(number),
+                is_near=machines.get(state.holder) == mine,
+            )
+            for number, state in enumerate(snapshot.shards)
+        ]
+
+    # Reading
+
+    def _run(self) -> None:
+        """Read, and report, until the process ends. Switches."""
+        is_failing = False
+        while True:
+            try:
+                if time.monotonic() > self._reported_at + HEARTBEAT_INTERVAL:
+                    self._report()
+                self._note(run_in_thread(self._members.read))
+                if time.monotonic() > self._forgot_at + FORGET_INTERVAL:
+                    self._forgot_at = time.monotonic()
+                    run_in_thread(self._members.forget_dead)
+                is_failing = False
+            except OSError as error:
+                if not is_failing:
+                    log.error("cannot read who leads the shards: %s; retrying until the database answers", error)  # noqa: TRY400
+                is_failing = True
+            gevent.sleep(MIN_READ_INTERVAL)
+            self._wake.wait(POLL_INTERVAL - MIN_READ_INTERVAL)
+            self._wake.clear()
+
+    def _report(self) -> None:
+        self._reported_at = time.monotonic()
+        run_in_thread(self._members.report, self._shard, self.leads)
+
+    def _note(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot, and call `on_change` if an owner or an address has changed."""
+        now = time.monotonic()
+        before = [each.holder for each in self.snapshot.shards] if hasattr(self, "snapshot") else None
+        self.snapshot = snapshot
+        free = [number for number, each in enumerate(snapshot.shards) if each.is_free]
+        self._free_since = {number: self._free_since.get(number, now) for number in free}
+        silent = [each.id for each in snapshot.processes if not each.is_alive]
+        self._silent_since = {id: self._silent_since.get(id, now) for id in silent}
+        addresses = {
+            each.id: each.address
+            for each in snapshot.processes
+            if now - self._silent_since.get(each.id, now) < PROCESS_TIMEOUT
+        }
+        is_changed = before != [each.holder for each in snapshot.shards] or addresses != self._addresses
+        self._addresses = addresses
+        if is_changed:
+            self.on_change()
+
+
+def _ignore() -> None:
+    """Stand in for `Membership.on_change`."""
