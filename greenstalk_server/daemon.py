@@ -63,7 +63,7 @@ from greenstalk_server.net.listeners import (
     open_web_listener,
 )
 from greenstalk_server.net.server import Server
-from greenstalk_server.net.tls import Certificates
+from greenstalk_server.net.tls import OF_LINKS, Certificates
 from greenstalk_server.preflight import (
     importing_psycopg,
     refuse_unusable_rules,
@@ -123,6 +123,7 @@ def run(options: Options, environ: Mapping[str, str], placement: Placement | Non
     codec.set_strict(options.strict_protocol)
     mode.extends_stats = options.extended_stats
     certificates = Certificates(options) if options.tls_cert is not None else None
+    link_certificates = Certificates(options, OF_LINKS) if options.link_cert is not None else None
     max_files = raise_file_limit()
     with ExitStack() as at_exit:
         listeners = [at_exit.enter_context(each) for each in _open_listeners(options, environ, placement)]
@@ -150,7 +151,10 @@ def run(options: Options, environ: Mapping[str, str], placement: Placement | Non
         if options.journal is not None:
             serve = _serve_in_cluster if options.link is None else _serve_as_front
         roster = Roster(placement.links) if placement is not None else None
-        serve(options, environ, _Resources(listeners, factory, certificates, max_files, parent, placement, roster))
+        resources = _Resources(
+            listeners, factory, certificates, link_certificates, max_files, parent, placement, roster
+        )
+        serve(options, environ, resources)
 
 
 def _open_listeners(options: Options, environ: Mapping[str, str], placement: Placement | None) -> Iterator[Listener]:
@@ -170,6 +174,7 @@ class _Resources:
     listeners: Sequence[Listener]
     dashboard_factory: DashboardFactory | None
     certificates: Certificates | None
+    link_certificates: Certificates | None
     max_files: int
     parent: ControlSocket | None
     placement: Placement | None
@@ -202,7 +207,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
         dashboard = factory.start_dashboard(broker, clock, committer, links=links)
         web_server = factory.create_server(dashboard.app, files) if factory.listens else None
     stopping = Event()
-    _handle_signals(server.drain, stopping.set, options, resources.certificates, policy_file)
+    _handle_signals(server.drain, stopping.set, options, resources, policy_file)
     tune_gc()
     server.start()
     if web_server is not None:
@@ -234,7 +239,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     candidate = leadership.Candidate(lease, make_queue, options.strict_recovery)
     lifetime = leadership.ProcessLifetime(candidate)
     web_server = _standby_web_server(resources, policy_file, candidate.status)
-    _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates, policy_file)
+    _handle_signals(lifetime.drain, lifetime.request_exit, options, resources, policy_file)
     _announce(options, resources)
     notify_manager(READY, environ)
     lifetime.start()
@@ -282,7 +287,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     candidate = leadership.Candidate(lease, make_queue, options.strict_recovery, membership)
     lifetime = leadership.ProcessLifetime(candidate)
     web_server = _standby_web_server(resources, policy_file, candidate.status)
-    _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates, policy_file)
+    _handle_signals(lifetime.drain, lifetime.request_exit, options, resources, policy_file)
     _announce(options, resources)
     notify_manager(READY, environ)
     lifetime.start()
@@ -331,7 +336,15 @@ def _front_server(
     broker = _broker(options, clock, NullJournal(options.journal_file_size), can_evict=False, ids=ids)
     identity = Identity(queue.id, bytes.fromhex(queue.secret), membership.me, ids)
     links = Links(
-        identity, membership, [listener], broker, clock, None, options.access, outage_wait=options.outage_wait_ns
+        identity,
+        membership,
+        [listener],
+        broker,
+        clock,
+        None,
+        options.access,
+        certificates=resources.link_certificates,
+        outage_wait=options.outage_wait_ns,
     )
     files = DescriptorBudget(resources.max_files, broker.limit_counters)
     return _server(options, resources, broker, clock, None, files, links), files
@@ -383,7 +396,15 @@ def _links(
     identity = Identity(placement.queue, bytes.fromhex(placement.secret), placement.process, broker.ids)
     listener = socket.socket(fileno=placement.link_fd)
     return Links(
-        identity, roster, [listener], broker, clock, committer, options.access, placement.shard, options.outage_wait_ns
+        identity,
+        roster,
+        [listener],
+        broker,
+        clock,
+        committer,
+        options.access,
+        placement.shard,
+        outage_wait=options.outage_wait_ns,
     )
 
 
@@ -512,7 +533,7 @@ def _handle_signals(
     drain: Callable[[], None],
     stop: Callable[[], None],
     options: Options,
-    certificates: Certificates | None,
+    resources: _Resources,
     policy_file: _PolicyFile,
 ) -> None:
     """Stop the server at SIGTERM and SIGINT, drain it at SIGUSR1, and toggle the log level at SIGUSR2.
@@ -529,17 +550,18 @@ def _handle_signals(
     gevent.signal_handler(signal.SIGUSR2, logs.Verbosity(options.log_level).toggle)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         has_terminal = sys.stdin is not None and sys.stdin.isatty()
-        gevent.signal_handler(signal.SIGHUP, stop if has_terminal else partial(_reload, certificates, policy_file))
+        found = [each for each in (resources.certificates, resources.link_certificates) if each is not None]
+        gevent.signal_handler(signal.SIGHUP, stop if has_terminal else partial(_reload, found, policy_file))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # ProcessLifetime.execute_again has blocked all signals
 
 
-def _reload(certificates: Certificates | None, policy_file: _PolicyFile) -> None:
-    """Reload the certificate, and the settings of the configuration file that can be reloaded. Switches."""
-    if certificates is not None:
-        certificates.reload()
+def _reload(certificates: Sequence[Certificates], policy_file: _PolicyFile) -> None:
+    """Reload the certificates, and the settings of the configuration file that can be reloaded. Switches."""
+    for each in certificates:
+        each.reload()
     if policy_file.path:
         policy_file.reload()
-    elif certificates is None:
+    elif not certificates:
         log.info("SIGHUP is ignored: there is no log file to reopen, and new options need a restart")
 
 

@@ -29,7 +29,7 @@ from greenstalk_server.journal.lock import LOCK_NAME, directory_error, holder_of
 from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, OtherVersion, decode_segment_header
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, of_links, try_listening
-from greenstalk_server.net.tls import load_authority, load_certificate
+from greenstalk_server.net.tls import OF_LINKS, load_authority, load_certificate
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, EXIT_USAGE, StartError
 from greenstalk_server.runtime.process import acting_as, require_readable_code
 
@@ -151,6 +151,10 @@ def _findings(options: Options, environ: Mapping[str, str]) -> Iterator[StartErr
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         yield from _attempt(load_certificate, context, options)
         yield from _attempt(load_authority, context, options)
+    if options.link_cert is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        yield from _attempt(load_certificate, context, options, OF_LINKS)
+        yield from _attempt(load_authority, context, options, OF_LINKS)
     yield from _socket_findings(options, environ)
     yield from _journal_findings(options)
 

@@ -230,6 +230,25 @@ DEFINITIONS: Final = (
         LINK_ADDRESS,
     ),
     _option(
+        ("--link-cert",),
+        "use TLS on the connections to the other servers, with the certificate chain in FILE (PEM), which must be for"
+        " servers and clients; needed unless --link is a loopback address",
+        "link_cert",
+        FILE,
+    ),
+    _option(
+        ("--link-key",),
+        "the private key of --link-cert is in FILE; by default in the same file as the certificate",
+        "link_key",
+        FILE,
+    ),
+    _option(
+        ("--link-ca",),
+        "accept only servers whose certificate is signed by an authority in FILE (PEM), which should sign no others",
+        "link_ca",
+        FILE,
+    ),
+    _option(
         ("--outage-wait",),
         "with --link or --processes, let a command wait up to SECONDS for a shard that no process leads; then close its"
         " connection",

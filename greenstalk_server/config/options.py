@@ -81,6 +81,9 @@ class Options:
     lease_ns: int
     shards: int
     link: str | None
+    link_cert: str | None
+    link_key: str | None
+    link_ca: str | None
     outage_wait_ns: int
     tls_cert: str | None
     tls_key: str | None

@@ -35,6 +35,9 @@ _EXCLUSIVE: Final = (
 
 _NEEDED: Final = {
     "link": ("journal",),
+    "link_cert": ("link_ca",),
+    "link_key": ("link_cert",),
+    "link_ca": ("link_cert",),
     "tls_key": ("tls_cert",),
     "tls_client_ca": ("tls_cert",),
     "web_user": ("web_password", "web_password_file"),
@@ -136,9 +139,13 @@ def _refuse_unlinked_shards(options: Options) -> None:
     if options.shards > 1 and options.link is None:
         name, link = f"{options.label_of('shards')} {options.shards}", options.label_of("link")
         raise UsageError(f"{name}: must not be set without {link}, the address for the other servers of the queue")
-    if options.link is not None and not is_loopback(options.link.rpartition(":")[0].strip("[]")):
+    if (
+        options.link is not None
+        and options.link_cert is None
+        and not is_loopback(options.link.rpartition(":")[0].strip("[]"))
+    ):
         name = f"{options.label_of('link')} {quote_value(options.link)}"
-        raise UsageError(f"{name}: must be a loopback address, since links are not encrypted yet")
+        raise UsageError(f"{name}: must be a loopback address without {options.label_of('link_cert')}, as for TLS")
 
 
 def _refuse_open_dashboard(options: Options) -> None:

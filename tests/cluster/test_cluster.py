@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,10 +16,12 @@ from greenstalk_server.core.tube_shards import shard_of_tube
 from tests.support.cluster import Cluster
 from tests.support.load import Connection, Gone
 from tests.support.nodes import Node, Nodes, run_command, wait_until
+from tests.support.pages import block
 
 SHARDS: Final = 3
 QUEUE: Final = "cluster-test"
 FLAGS: Final = ("--journal-name", QUEUE, "--shards", str(SHARDS), "--link", "127.0.0.1:0", "--no-web")
+CERTIFICATES: Final = block("cluster.md", "sh", "openssl req -x509")
 
 
 def tube_on(shard: int) -> bytes:
@@ -95,9 +98,12 @@ def put(client: Connection, tube: bytes, body: bytes = b"x") -> int:
 
 @pytest.fixture(scope="module")
 def queue(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
-    """Three shards and four servers."""
+    """Three shards and four servers, with TLS between them."""
     logs = tmp_path_factory.mktemp("logs")
-    with Nodes([Node(f"node-{number}", cluster.url, logs, *FLAGS) for number in range(SHARDS + 1)]) as nodes:
+    subprocess.run(["sh", "-euc", CERTIFICATES], cwd=logs, check=True, capture_output=True, timeout=60)
+    files = [str(logs / name) for name in ("link.pem", "link.key", "link-ca.pem")]
+    secured = (*FLAGS, "--link-cert", files[0], "--link-key", files[1], "--link-ca", files[2])
+    with Nodes([Node(f"node-{number}", cluster.url, logs, *secured) for number in range(SHARDS + 1)]) as nodes:
         queue = Queue(cluster, nodes.nodes)
         queue.settle()
         yield queue

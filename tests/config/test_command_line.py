@@ -45,6 +45,7 @@ PROGRAMS = {"GREENSTALK_API_TOKEN": "pr0gram", "GREENSTALK_API_VIEWER_TOKEN": "s
 
 DATABASE = {"DATABASE_URL": "postgresql://a@c/d"}
 CERTIFICATE = {"GREENSTALK_TLS_CERT": "cert.pem"}
+LINK_CERTIFICATE = {"GREENSTALK_LINK_CERT": "cert.pem", "GREENSTALK_LINK_CA": "ca.pem"}
 
 
 SIZES = ", or with a unit, as in 64k, 10MB or 2GiB (k is 1024)"
@@ -98,6 +99,7 @@ NEEDS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("tls_key", "tls_client_ca"), CERTIFICATE),
     **dict.fromkeys(("oidc_issuer", "oidc_client_id", "oidc_client_secret"), PROVIDER),
     "link": DATABASE,
+    **dict.fromkeys(("link_cert", "link_key", "link_ca"), LINK_CERTIFICATE),
     "shards": {**DATABASE, "GREENSTALK_LINK": "127.0.0.1:0"},
     "oidc_client_secret_file": {key: PROVIDER[key] for key in list(PROVIDER)[:2]},
 }
