@@ -8,9 +8,12 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
-from tests.processes.rounds import Rounds, summary
+from tests.processes.cluster_rounds import ClusterRounds, Servers
+from tests.processes.rounds import Rounds, Server, summary
+from tests.support.cluster import Cluster
 
 
 def main() -> int:
@@ -20,13 +23,25 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="seed of the load (default: random)")
     parser.add_argument("--kind", help="such as kill, pause or stop (default: all)")
     parser.add_argument("--flags", help="of the servers, such as '-f 0' (default: random)")
+    parser.add_argument("--postgresql", action="store_true", help="servers on a database instead of one with processes")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="greenstalk-processes-"))
     print(f"seed {options.seed}, {options.rounds} rounds, journals and log in {directory}", flush=True)
+    flags = options.flags.split() if options.flags else None
+    with ExitStack() as at_exit:
+        if options.postgresql:
+            cluster = at_exit.enter_context(Cluster())
+            rounds: Rounds = ClusterRounds(Servers(cluster, directory), options.seed, flags)
+        else:
+            data = directory / "data"
+            data.mkdir()
+            rounds = Rounds(Server(data, directory / "log"), options.seed, flags)
+        return _run(rounds, options, directory)
+
+
+def _run(rounds: Rounds, options: argparse.Namespace, directory: Path) -> int:
+    """Run *rounds* as *options* say; return the exit code."""
     began = time.monotonic()
-    data = directory / "data"
-    data.mkdir()
-    rounds = Rounds(data, directory / "log", options.seed, options.flags.split() if options.flags else None)
     try:
         rounds.begin()
         for _ in range(options.rounds):

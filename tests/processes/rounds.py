@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from greenstalk_server.journal.layout import directory_of
 from greenstalk_server.journal.lock import holder_of
@@ -89,6 +90,17 @@ class Server:
         end(self._process)
 
     @property
+    def ports(self) -> Sequence[int]:
+        """The ports to which clients connect."""
+        return [self.port]
+
+    def check(self) -> None:
+        """Check the journals of a stopped server."""
+        for shard in range(SHARDS):
+            found = run("journal", "check", directory_of(str(self.directory), shard))
+            assert found.returncode == 0, found.stdout + found.stderr
+
+    @property
     def log(self) -> str:
         """The log so far."""
         return self._log_file.read_text()
@@ -138,13 +150,30 @@ def summary(reports: Sequence[Report]) -> str:
     return "\n".join(lines)
 
 
+class Queue(Protocol):
+    """The processes that serve the queue of the rounds, as `Server` describes."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def ports(self) -> Sequence[int]: ...
+    @property
+    def log(self) -> str: ...
+    def start(self, flags: Sequence[str]) -> None: ...
+    def wait(self) -> None: ...
+    def pid(self, shard: int) -> int: ...
+    def end(self, number: signal.Signals) -> int: ...
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Rounds:
-    """Rounds on *directory*. The same seed gives the same load and faults, but not the same timing.
+    """Rounds on *server*. The same seed gives the same load and faults, but not the same timing.
 
     kind    of the last round that was begun.
     """
 
-    def __init__(self, directory: Path, log_file: Path, seed: int, flags: Sequence[str] | None = None) -> None:
+    def __init__(self, server: Queue, seed: int, flags: Sequence[str] | None = None) -> None:
         """*flags* are those of each server; None for random ones."""
         self.reports: list[Report] = []
         self.kind: str = ""
@@ -154,7 +183,7 @@ class Rounds:
         self._flags: Sequence[str] = ()
         self._ids: set[int] = set()
         self._ends: dict[int, float] = {}  # when each process was ended
-        self._server: Server = Server(directory, log_file)
+        self._server: Queue = server
         self._ways: dict[str, Callable[[], None]] = {
             "kill": lambda: self._kill(1),
             "kill two": lambda: self._kill(2),
@@ -207,9 +236,7 @@ class Rounds:
         """Stop the server; check its log and its directory."""
         code = self._server.end(signal.SIGTERM)
         assert code == 0, f"exit code {code}: {self._server.log}"
-        for shard in range(SHARDS):
-            found = run("journal", "check", directory_of(str(self._server.directory), shard))
-            assert found.returncode == 0, found.stdout + found.stderr
+        self._server.check()
         self._check_log()
 
     def close(self) -> None:
@@ -224,11 +251,11 @@ class Rounds:
 
     def _load(self, seed: str) -> None:
         """Start the clients of a round."""
-        record, port = Record(), self._server.port
+        record, ports = Record(), itertools.cycle(self._server.ports)
         self._record = record
-        self._workers = [Worker(f"worker-{number}", port, record, seed) for number in range(WORKERS)]
-        self._waiters = [Waiter(number, port, record, seed) for number in range(len(WAIT_TUBES))]
-        self._probes = [Probe(shard, port, record, seed) for shard in range(SHARDS)]
+        self._workers = [Worker(f"worker-{number}", next(ports), record, seed) for number in range(WORKERS)]
+        self._waiters = [Waiter(number, next(ports), record, seed) for number in range(len(WAIT_TUBES))]
+        self._probes = [Probe(shard, next(ports), record, seed) for shard in range(SHARDS)]
         for client in (*self._workers, *self._waiters, *self._probes):
             client.start()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tests.processes.rounds import BESIDE_PAUSE, Rounds, summary
+from tests.processes.rounds import BESIDE_PAUSE, Rounds, Server, summary
 
 SEED: Final = 23
 KINDS: Final = (BESIDE_PAUSE, "stop")
@@ -15,7 +15,7 @@ KINDS: Final = (BESIDE_PAUSE, "stop")
 def test_faults_of_processes_lose_no_acknowledged_change(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    rounds = Rounds(data, tmp_path / "log", SEED)
+    rounds = Rounds(Server(data, tmp_path / "log"), SEED)
     try:
         rounds.begin()
         for kind in KINDS:
