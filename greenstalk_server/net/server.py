@@ -37,6 +37,7 @@ from greenstalk_server.net.move_service import MoveService
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, TlsSocket, reason_of, shake_hands
 from greenstalk_server.protocol.access import Rule, grants
+from greenstalk_server.protocol.front_channel import NO_SHARD
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import Session
@@ -120,7 +121,7 @@ class Server:
         self._certificates: Certificates | None = certificates
         self._links: Links | None = links
         self._moves: MoveService | None = None
-        if links is not None and broker.moves is not None:
+        if links is not None and links.own != NO_SHARD and broker.moves is not None:
             self._moves = MoveService(links, broker.moves, broker, clock, committer)
         self._admission: Admission = Admission(limits)
         self._handshakes: dict[Any, int] = {}  # greenlets, with the times at which their handshakes time out
@@ -181,6 +182,9 @@ class Server:
         if self._former.is_draining:
             draining.drain(broker)
         self._links.lead(broker.ids.shard, broker, committer)
+        if broker.moves is not None:
+            self._moves = MoveService(self._links, broker.moves, broker, self.clock, committer)
+            self._moves.start()
 
     def drain(self) -> None:
         """Enter drain mode, which refuses puts, until the process ends. Does not switch."""
