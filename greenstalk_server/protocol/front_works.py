@@ -140,7 +140,7 @@ class Run(Work):
             shard = int(part[len(replies.MOVED) :])
             if self._chases > MAX_CHASES:
                 self._parts[at] = replies.NOT_FOUND
-            elif shard == session.routes.own:
+            elif shard == session.own:
                 self._parts[at] = session.serve_again(command[:-2], now)
             else:
                 self._shard, self._data, self._reply, self.has_news = shard, command, b"", False
