@@ -275,8 +275,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
         from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
         from greenstalk_server.cluster.membership import Membership  # noqa: PLC0415  optional dependency
         from greenstalk_server.journal.postgresql.members import Members  # noqa: PLC0415  optional dependency
-    assert options.link is not None
-    listener, address = open_link_listener(options.link)
+    listener, address = open_link_listener(options)
     lease = leadership.make_lease(options, describe(resources.listeners[0].sock))
     members = Members(
         lease, options.journal_name, options.shards, options.pins, os.uname().nodename, address, __version__

@@ -177,7 +177,7 @@ def _socket_findings(options: Options, environ: Mapping[str, str]) -> Iterator[S
         for where in options.listen:
             yield from _address_findings(where, options.port, lambda error: error)
     if options.link is not None:
-        yield from _address_findings(options.link, 0, of_links)
+        yield from _address_findings(options.link_listen or options.link, 0, of_links)
     names = None if is_before_start else [where.removeprefix(PLAIN_PREFIX) for where in options.listen]
     yield from _attempt(refuse_unusable_rules, options, names)
     if options.web_enabled:

@@ -21,6 +21,7 @@ from greenstalk_server.config.types import (
     FILE,
     LEASE,
     LINK_ADDRESS,
+    LISTEN_ADDRESS,
     LOG_FORMAT,
     LOG_LEVEL,
     LOG_LEVELS,
@@ -228,6 +229,13 @@ DEFINITIONS: Final = (
         " whole queue",
         "link",
         LINK_ADDRESS,
+    ),
+    _option(
+        ("--link-listen",),
+        "listen on ADDR for those servers, such as 0.0.0.0:11310, if they reach this one at the ADDR of --link but it"
+        " cannot listen there",
+        "link_listen",
+        LISTEN_ADDRESS,
     ),
     _option(
         ("--link-cert",),

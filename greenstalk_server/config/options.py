@@ -43,7 +43,8 @@ class Options:
 
     sync_interval_ns  minimum nanoseconds between two fsyncs; 0: fsync at every write; None: never.
     lease_ns          nanoseconds that a leader may lead without reaching the database; then a standby may take over.
-    link              address at which this server listens for the other servers of a queue in a database.
+    link, link_listen  address at which the other servers of a queue in a database reach this one, and the address at
+                       which it listens for them; None: the same.
     outage_wait_ns    nanoseconds that a command waits for a shard that no process leads.
     journal_file_size, max_job_size     bytes.
     memory_limit      maximum bytes of memory of the process; 0: no limit.
@@ -81,6 +82,7 @@ class Options:
     lease_ns: int
     shards: int
     link: str | None
+    link_listen: str | None
     link_cert: str | None
     link_key: str | None
     link_ca: str | None

@@ -226,10 +226,16 @@ def _pins(text: str) -> tuple[Pin, ...]:
 
 def _link_address(text: str) -> str:
     """Return *text*, HOST:PORT or [ADDRESS]:PORT; the other servers must be able to connect to it."""
+    if _listen_address(text).rpartition(":")[0].strip("[]") in ("0.0.0.0", "::", "*"):  # noqa: S104  refused
+        raise ValueError(text)
+    return text
+
+
+def _listen_address(text: str) -> str:
+    """Return *text*, HOST:PORT or [ADDRESS]:PORT."""
     host, _, port = text.rpartition(":")
     plain = host.removeprefix("[").removesuffix("]")
-    is_wildcard = plain in ("0.0.0.0", "::", "*")  # noqa: S104  refused
-    if not plain or is_wildcard or (":" in plain) != host.startswith("[") or parse_number(port, maximum=65535) < 0:
+    if not plain or (":" in plain) != host.startswith("[") or parse_number(port, maximum=65535) < 0:
         raise ValueError(text)
     return text
 
@@ -347,6 +353,7 @@ SHARDS: Final = Type(_processes, f"a whole number of shards, from 1 to {MAX_SHAR
 LINK_ADDRESS: Final = Type(
     _link_address, "HOST:PORT or [ADDRESS]:PORT, with a host that the other servers can reach", metavar="ADDR"
 )
+LISTEN_ADDRESS: Final = Type(_listen_address, "HOST:PORT or [ADDRESS]:PORT", metavar="ADDR")
 COUNT: Final = Type(
     partial(parse_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER, metavar="N"
 )

@@ -35,6 +35,7 @@ _EXCLUSIVE: Final = (
 
 _NEEDED: Final = {
     "link": ("journal",),
+    "link_listen": ("link",),
     "link_cert": ("link_ca",),
     "link_key": ("link_cert",),
     "link_ca": ("link_cert",),
@@ -136,15 +137,15 @@ def _split_policies(options: Options) -> Iterator[UsageError]:
 
 def _refuse_unlinked_shards(options: Options) -> None:
     """Raise UsageError if the servers of a queue with shards could not reach each other."""
-    if options.shards > 1 and options.link is None:
-        name, link = f"{options.label_of('shards')} {options.shards}", options.label_of("link")
-        raise UsageError(f"{name}: must not be set without {link}, the address for the other servers of the queue")
-    if (
-        options.link is not None
-        and options.link_cert is None
-        and not is_loopback(options.link.rpartition(":")[0].strip("[]"))
-    ):
-        name = f"{options.label_of('link')} {quote_value(options.link)}"
+    link = options.link
+    if link is None:
+        if options.shards > 1:
+            name, other = f"{options.label_of('shards')} {options.shards}", options.label_of("link")
+            raise UsageError(f"{name}: must not be set without {other}, the address for the other servers of the queue")
+        if options.link_cert is not None:
+            raise UsageError(f"{options.label_of('link_cert')}: must not be set without {options.label_of('link')}")
+    elif options.link_cert is None and not is_loopback(link.rpartition(":")[0].strip("[]")):
+        name = f"{options.label_of('link')} {quote_value(link)}"
         raise UsageError(f"{name}: must be a loopback address without {options.label_of('link_cert')}, as for TLS")
 
 

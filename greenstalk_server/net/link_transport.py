@@ -63,7 +63,7 @@ def secure(sock: socket.socket, certificates: Certificates | None, is_client: bo
     elif certificates is not None:
         return shake_hands(certificates, sock, is_client)
     elif not (is_loopback(sock.getsockname()[0]) and is_loopback(sock.getpeername()[0])):
-        raise LinkError("a link between machines needs TLS: set --link-cert and --link-ca")
+        raise LinkError("a link between machines needs TLS: set --link-cert, --link-ca")
     return sock
 
 

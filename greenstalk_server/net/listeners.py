@@ -123,20 +123,22 @@ def open_web_listener(options: Options) -> socket.socket:
     return sock
 
 
-def open_link_listener(address: str) -> tuple[socket.socket, str]:
-    """Return the listening socket for links at *address*, HOST:PORT, and the address with the port that it has."""
+def open_link_listener(options: Options) -> tuple[socket.socket, str]:
+    """Return the listening socket for links, and the address at which the other servers reach it."""
+    assert options.link is not None
     try:
-        sock = _bind(_target(0, address, 0, has_tls=False), ())
+        sock = _bind(_target(0, options.link_listen or options.link, 0, has_tls=False), ())
         assert isinstance(sock, socket.socket)
         listen(sock)
     except StartError as error:
         raise of_links(error) from error.__cause__
-    return sock, f"{address.rpartition(':')[0]}:{sock.getsockname()[1]}"
+    host, _, port = options.link.rpartition(":")
+    return sock, options.link if int(port) else f"{host}:{sock.getsockname()[1]}"
 
 
 def of_links(error: StartError) -> StartError:
     """Return *error*, which is about an address, with the note that the address is that of the links."""
-    return StartError(f"{error} (the other servers: see --link)", error.exit_code)
+    return StartError(f"{error} (the other servers: see --link, --link-listen)", error.exit_code)
 
 
 def of_dashboard(error: StartError) -> StartError:

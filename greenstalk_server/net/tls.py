@@ -253,17 +253,19 @@ class Files(NamedTuple):
     """The options that name the files for TLS.
 
     cert, key, authority    fields of Options.
+    of                      which connections use them.
     is_mutual               the certificate is used to connect too.
     """
 
     cert: str
     key: str
     authority: str
+    of: str = "connections"
     is_mutual: bool = False
 
 
 OF_CLIENTS: Final = Files("tls_cert", "tls_key", "tls_client_ca")
-OF_LINKS: Final = Files("link_cert", "link_key", "link_ca", is_mutual=True)
+OF_LINKS: Final = Files("link_cert", "link_key", "link_ca", of="links", is_mutual=True)
 
 
 class Certificates:
@@ -288,9 +290,9 @@ class Certificates:
         try:
             self._contexts = self._read()
         except StartError as error:
-            log.error("keeping the present certificate: %s", error)  # noqa: TRY400  the message is complete
+            log.error("keeping the present certificate for %s: %s", self._files.of, error)  # noqa: TRY400  the message is complete
         else:
-            log.info("reloaded the certificate for new connections (SIGHUP)")
+            log.info("reloaded the certificate for new %s (SIGHUP)", self._files.of)
 
     def _read(self) -> list[ssl.SSLContext]:
         """Return the contexts of the server's and, if there is one, of the client's side."""

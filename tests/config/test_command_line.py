@@ -45,7 +45,8 @@ PROGRAMS = {"GREENSTALK_API_TOKEN": "pr0gram", "GREENSTALK_API_VIEWER_TOKEN": "s
 
 DATABASE = {"DATABASE_URL": "postgresql://a@c/d"}
 CERTIFICATE = {"GREENSTALK_TLS_CERT": "cert.pem"}
-LINK_CERTIFICATE = {"GREENSTALK_LINK_CERT": "cert.pem", "GREENSTALK_LINK_CA": "ca.pem"}
+LINK = DATABASE | {"GREENSTALK_LINK": "127.0.0.1:0"}
+LINK_CERTIFICATE = LINK | {"GREENSTALK_LINK_CERT": "cert.pem", "GREENSTALK_LINK_CA": "ca.pem"}
 
 
 SIZES = ", or with a unit, as in 64k, 10MB or 2GiB (k is 1024)"
@@ -77,6 +78,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "journal": ("postgresql://a@c/d", "postgresql://a@c/d"),
     "lease_ns": ("5", 5_000_000_000),
     "link": ("[::1]:11310", "[::1]:11310"),
+    "link_listen": ("0.0.0.0:11310", "0.0.0.0:11310"),
     "outage_wait_ns": ("5", 5_000_000_000),
     "listen": ("::1", ("::1",)),
     "memory_limit": ("100000000", 100_000_000),
@@ -100,7 +102,7 @@ NEEDS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("oidc_issuer", "oidc_client_id", "oidc_client_secret"), PROVIDER),
     "link": DATABASE,
     **dict.fromkeys(("link_cert", "link_key", "link_ca"), LINK_CERTIFICATE),
-    "shards": {**DATABASE, "GREENSTALK_LINK": "127.0.0.1:0"},
+    **dict.fromkeys(("shards", "link_listen"), LINK),
     "oidc_client_secret_file": {key: PROVIDER[key] for key in list(PROVIDER)[:2]},
 }
 """By field: the variables without which the field is refused."""
@@ -423,6 +425,23 @@ def test_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> 
         "GREENSTALK_METRICS_TOKEN: must be visible ASCII characters: no HTTP header can carry others",
         5,
     )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--link", "app1:1"], "--link app1:1: must be a loopback address without --link-cert"),
+        (["--link", "127.0.0.1:0", "--link-cert", "a"], "--link-cert: must not be set without --link-ca"),
+        (["--link", "127.0.0.1:0", "--link-ca", "a"], "--link-ca: must not be set without --link-cert"),
+        (["--link-cert", "a", "--link-ca", "a"], "--link-cert: must not be set without --link"),
+        (["--link-listen", "a:1"], "--link-listen: must not be set without --link"),
+        (["--link", "0.0.0.0:1"], "--link 0.0.0.0:1: must be HOST:PORT or [ADDRESS]:PORT, with a host that"),
+        (["--link", "::1:1"], "--link ::1:1: must be HOST:PORT or [ADDRESS]:PORT, with a host that"),
+        (["--link", "127.0.0.1:0", "--link-listen", "127.0.0.1"], "--link-listen 127.0.0.1: must be HOST:PORT or"),
+    ],
+)
+def test_unusable_links_are_refused(argv: list[str], message: str) -> None:
+    assert str(refusal(*argv, **DATABASE)).startswith(message)
 
 
 @pytest.mark.parametrize("first", ["GREENSTALK_API_TOKEN", "GREENSTALK_API_VIEWER_TOKEN"])

@@ -18,14 +18,13 @@ from gevent import socket as gsocket
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.net import links
-from greenstalk_server.net.tls import Certificates, Files
+from greenstalk_server.net.listeners import open_link_listener
+from greenstalk_server.net.tls import OF_LINKS, Certificates
 from tests.net.in_process import is_readable, read_to_end, wait_until
 from tests.net.link_peer import Process
 from tests.support.daemon import TIMEOUT
 from tests.support.shards import tube_on
 from tests.support.tls import InMemory
-
-FILES = Files("tls_cert", "tls_key", "tls_client_ca", is_mutual=True)
 
 MAKE = """
 set -eu
@@ -50,10 +49,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(files: Path, name: str = "own-app", authority: str = "own") -> Certificates:
-    flags = ["--tls-cert", f"{files}/{name}.pem", "--tls-key", f"{files}/{name}.key"]
-    options = parse([*flags, "--tls-client-ca", f"{files}/{authority}.pem"], {})
+    flags = ["--link-cert", f"{files}/{name}.pem", "--link-key", f"{files}/{name}.key", "--link", "127.0.0.1:0"]
+    options = parse([*flags, "--link-ca", f"{files}/{authority}.pem", "--journal", "postgresql://db"], {})
     assert isinstance(options, Options)
-    return Certificates(options, FILES)
+    return Certificates(options, OF_LINKS)
 
 
 def link(stack: ExitStack, first: Certificates | None, second: Certificates | None) -> tuple[Process, Process]:
@@ -155,7 +154,21 @@ def test_link_without_tls_is_for_loopback_addresses(caplog: pytest.LogCaptureFix
     finally:
         process.stop()
     (line,) = warnings(caplog, "refused a link")
-    assert line.endswith(": a link between machines needs TLS: set --link-cert and --link-ca")
+    assert line.endswith(": a link between machines needs TLS: set --link-cert, --link-ca")
+
+
+def test_servers_may_reach_another_address_than_the_one_that_listens() -> None:
+    def opened(*flags: str) -> tuple[str, str, int]:
+        options = parse(["--journal", "postgresql://db", *flags], {})
+        assert isinstance(options, Options)
+        sock, address = open_link_listener(options)
+        with sock:
+            return address, *sock.getsockname()
+
+    address, host, port = opened("--link", "localhost:7", "--link-listen", "127.0.0.1:0")
+    assert (address, host) == ("localhost:7", "127.0.0.1")
+    address, host, port = opened("--link", "127.0.0.1:0")
+    assert (address, host) == (f"127.0.0.1:{port}", "127.0.0.1")
 
 
 def test_handshake_has_a_timeout(
