@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 NO_SHARD: Final = -1
 
 AWAIT_REPLIES: Final = (b"OFFERED ", b"NEAR_DEADLINE ")
-"""Beginnings of the replies to an await, which may arrive when the session has sent another request already."""
+"""Beginnings of the replies to an await. They may arrive when the session has sent another request already, and then in
+one piece with the replies to it."""
 
 
 class Wire(Protocol):
@@ -110,10 +111,14 @@ class Channel:
             if not is_complete:
                 return
             data, self._parts = b"".join(self._parts), []
-        if self._awaits and data.startswith(AWAIT_REPLIES):
-            if self.is_awaiting and data in (replies.offered(self._awaits), replies.near_deadline(self._awaits)):
-                self._session.receive_offer(self._shard, is_offered=data.startswith(b"OFFERED"))
-        elif self._is_asked:
+        while self._awaits and data.startswith(AWAIT_REPLIES):
+            line, end, data = data.partition(CRLF)
+            line += end
+            if self.is_awaiting and line in (replies.offered(self._awaits), replies.near_deadline(self._awaits)):
+                self._session.receive_offer(self._shard, is_offered=line.startswith(b"OFFERED"))
+            if not data:
+                return
+        if self._is_asked:
             self._is_asked = False
             self._session.receive_reply(self._shard, data)
         else:

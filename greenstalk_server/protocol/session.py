@@ -258,9 +258,9 @@ class Session(SessionState):
         return out[0] if len(out) == 1 else b"".join(out)
 
     def _end_await(self) -> bytes | None:
-        """End the wait of a remote client for an offer, as more input is there; return the reply, or None."""
+        """End the wait of a remote client, as more input is there; return the reply, or None."""
         client = self.client
-        if not (client.is_remote and client.is_waiting) or self.job_wait:
+        if not (client.is_remote and client.is_waiting):
             return None
         waiting.cancel_wait(self.broker, client)
         self.is_waiting = False

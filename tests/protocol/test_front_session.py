@@ -78,10 +78,10 @@ def test_input_behind_an_await_ends_it() -> None:
     assert session.receive(b"watch t 1\r\nawait 1\r\nclaim\r\n", 0) == b"WATCHING 1\r\nTIMED_OUT\r\n"
 
 
-def test_input_behind_a_wait_for_a_job_waits() -> None:
+def test_input_behind_a_wait_for_a_job_ends_it() -> None:
     session = remote_session(make_broker())
     assert session.receive(b"put-in-tube t 0 0 9 1\r\nx\r\n", 0) == b"INSERTED 1\r\n"
-    assert session.receive(b"wait 1\r\nlist-tubes-watched\r\n", 0) == b""
+    assert session.receive(b"wait 1\r\ndecline\r\n", 0) == b"TIMED_OUT\r\n"
 
 
 def test_end_of_input_ends_a_reserve_that_has_other_news(front: FrontSession, owner: Owner) -> None:

@@ -217,6 +217,20 @@ def test_end_of_the_input_ends_the_wait_for_a_job_with_an_old_id(shard: int) -> 
     assert waiting.session.is_closing and late.session.is_closing
 
 
+def test_claim_that_arrives_as_its_shard_offers_a_job_is_replied() -> None:
+    queue = Shards()
+    client, other, producer = queue.client(), queue.client(), queue.client(1)
+    client.send(b"watch %b\r\nwatch %b\r\n" % (HERE, THERE))
+    assert client.send(b"reserve\r\n") == b""
+    producer.push(put(THERE))  # the owner has woken the waiting session, and not served it yet
+    assert client.send_eof() == b"RESERVED 1 1\r\nx\r\n"
+    producer.send(b"delete 1\r\n")
+    other.send(b"watch %b\r\nwatch %b\r\n" % (HERE, THERE))
+    producer.push(put(THERE))
+    other.push(b"reserve\r\n")  # with the await, the claim reaches the owner in one piece
+    assert other.send_eof() == b"RESERVED 4 1\r\nx\r\n"
+
+
 # Access rules and rate limits
 
 

@@ -112,7 +112,7 @@ class Served:
             self._serve_told(data)
         else:
             self.input.append(data)
-            self.resume()
+            self._wake()
 
     def resume(self) -> None:
         """Serve as long as there is work, a slice each."""
@@ -126,7 +126,7 @@ class Served:
             else:
                 break
             out = b"".join([out, *stream_of(session)])
-            is_complete = not (session.has_more or session.is_waiting)
+            is_complete = not (session.has_more or session.is_waiting or self.input)
             if out or (is_complete and self.is_end_due):
                 self.is_end_due = not is_complete
                 self.shard.post(self.wire.front, partial(self._pass, out, is_complete))
