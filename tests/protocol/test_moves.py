@@ -85,6 +85,19 @@ def test_replies_of_a_pipeline_stay_in_order(queue: Shards, front: int) -> None:
     assert replies[-3:] == [b"NOT_FOUND", b"DELETED", b""]
 
 
+@pytest.mark.parametrize("front", range(3))
+def test_wait_ends_when_the_job_is_deleted_on_another_shard(queue: Shards, front: int) -> None:
+    set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
+    early, late, client = queue.client(front), queue.client(front), queue.client(2)
+    id = put(client, HERE)
+    assert early.send(b"wait %d\r\n" % id) == b""
+    assert fail(client, HERE) == id
+    queue.settle()
+    assert late.send(b"wait %d\r\n" % id) == b""
+    assert queue.client(1).send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+    assert (early.take(), late.take()) == (b"DELETED %d\r\n" % id, b"DELETED %d\r\n" % id)
+
+
 def test_refused_dead_letter_is_buried(queue: Shards) -> None:
     set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
     set_policy(queue, "q", THERE, max_jobs=1)

@@ -11,11 +11,12 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, READY, Job
-from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.policies.tube_policy_state import key_of
 from greenstalk_server.core.transitions.departing import finish_move, moves_of, stay
 from greenstalk_server.core.transitions.enforcing import make_room, refuse_move
 from greenstalk_server.core.transitions.placing import insert
+from greenstalk_server.core.transitions.waiting import end_job_waits
 from greenstalk_server.core.travel import NO_LOCATION, NOWHERE, Location, Travel, is_moving
 from greenstalk_server.core.tubes.tube import Tube
 
@@ -128,6 +129,8 @@ def hear(broker: Broker, sender: int, news: Sequence[tuple[int, int, int]], now:
         if shard == NOWHERE:
             if known is not None and known.hops <= hops:
                 _forget_location(broker, id)
+                if broker.job_waiters:
+                    end_job_waits(broker, id, WaitOutcome.DELETED)
         elif known is None or known.hops < hops:
             location = Location(shard, hops, NOWHERE if known is None else known.source)
             moves.locations[id] = location
