@@ -60,8 +60,11 @@ class Moves:
         return id >= self._ids.base and self._ids.home(id) == self._ids.shard
 
     def place_of(self, id: int) -> int:
-        """Return the shard to which the job *id* has moved; NOWHERE if it has not, or has been deleted here."""
-        location = self.locations.get(id)
+        """Return the shard to which the job *id* has moved; NOWHERE if it has not, or is deleted.
+
+        Jobs with ids from before the queue had several shards are searched on all shards.
+        """
+        location = self.locations.get(id) if id >= self._ids.base else None
         return NOWHERE if location is None else location.shard
 
     def note_untold(self, id: int, location: Location) -> bool:

@@ -300,7 +300,7 @@ class FrontSession(RestrictedSession):
             shard, run = self._run_shard, self._run
             data = run[0] if len(run) == 1 else b"".join(run)
             note = partial(self._note_reserve_job, shard) if self._has_reserve_job else None
-            work = Run(shard, data, self._is_run_repeatable, note, run if self._has_job else ())
+            work = Run(shard, data, self._is_run_repeatable, note, run if self._has_job else None)
             self._has_job = False
             self._run, self._run_size, self._run_shard, self._is_run_repeatable = [], 0, NO_SHARD, True
             self._has_reserve_job = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from greenstalk_server.core.jobs.job import Job
@@ -12,6 +12,7 @@ from greenstalk_server.core.transitions.waiting import cancel_wait
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import RESERVE_COST
 from greenstalk_server.protocol.front_channel import NO_SHARD
+from greenstalk_server.protocol.link_commands import CONTINUE
 from greenstalk_server.protocol.reserve_commands import ended_wait_reply, fill_batch
 
 if TYPE_CHECKING:
@@ -65,10 +66,22 @@ MAX_CHASES: Final = 8
 class Run(Work):
     """Commands for one shard.
 
-    If a job has moved to another shard, the reply MOVED says so, and the command is repeated there.
+    If a job has moved to another shard, the reply MOVED says so, and the shard skips all commands behind it. The
+    command is repeated at the other shard, then those behind it are sent again.
     """
 
-    __slots__ = ("_chases", "_commands", "_data", "_is_repeatable", "_moved", "_note", "_parts", "_reply", "_shard")
+    __slots__ = (
+        "_chases",
+        "_commands",
+        "_data",
+        "_done",
+        "_home",
+        "_is_chasing",
+        "_is_repeatable",
+        "_note",
+        "_reply",
+        "_shard",
+    )
 
     def __init__(
         self,
@@ -76,22 +89,23 @@ class Run(Work):
         data: bytes,
         is_repeatable: bool,
         note: Callable[[bytes], bytes] | None = None,
-        commands: Sequence[bytes] = (),
+        commands: list[bytes] | None = None,
     ) -> None:
         """*is_repeatable*: *data* may be served twice. *note* takes the replies; it returns what the client gets.
 
         *commands*: those of *data*, if any of them is about a job.
         """
         super().__init__()
-        self._commands: Sequence[bytes] = commands
-        self._parts: list[bytes] = []
-        self._moved: list[int] = []
-        self._chases: int = 0
         self._shard: int = shard
+        self._home: int = shard
         self._data: bytes = data
         self._is_repeatable: bool = is_repeatable
         self._note: Callable[[bytes], bytes] | None = note
         self._reply: bytes = b""
+        self._commands: list[bytes] | None = commands  # without a reply
+        self._done: list[bytes] = []  # replies to those before
+        self._is_chasing: bool = False
+        self._chases: int = 0
 
     def begin(self, session: FrontSession) -> None:
         """Forward the commands."""
@@ -113,41 +127,49 @@ class Run(Work):
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return all replies, or repeat the command about a job that has moved."""
-        if self._parts or (self._commands and replies.MOVED in self._reply):
-            return self._chase(session, now)
-        return self._reply if self._note is None else self._note(self._reply)
-
-    def _chase(self, session: FrontSession, now: int) -> bytes | None:
-        """Repeat the first command whose reply says that its job has moved, if there is one."""
-        if self._parts:
-            if not self._reply:
-                return None  # the other shard has not replied yet
-            self._parts[self._moved[0]] = self._reply
-            if self._reply.startswith(b"RESERVED "):
-                session.note_holding(self._shard)
-        else:
-            parts = replies.split(self._reply)
-            self._parts = parts if len(parts) == len(self._commands) else [self._reply]
-            self._moved = [at for at, part in enumerate(self._parts) if part.startswith(replies.MOVED)]
-        while self._moved:
-            at = self._moved[0]
-            part, command = self._parts[at], self._commands[at]
-            if not part.startswith(replies.MOVED):
-                self._moved.pop(0)
-                self._chases = 0
-                continue
-            self._chases += 1
-            shard = int(part[len(replies.MOVED) :])
-            if self._chases > MAX_CHASES:
-                self._parts[at] = replies.NOT_FOUND
-            elif shard == session.own:
-                self._parts[at] = session.serve_again(command[:-2], now)
-            else:
-                self._shard, self._data, self._reply, self.has_news = shard, command, b"", False
-                self.begin(session)
+        reply = self._reply
+        if self._commands is not None and (self._is_chasing or replies.MOVED in reply):
+            if not self._chase(session, self._commands, now):
                 return None
-        reply = b"".join(self._parts)
+            reply = b"".join(self._done)
         return reply if self._note is None else self._note(reply)
+
+    def _chase(self, session: FrontSession, commands: list[bytes], now: int) -> bool:
+        """Note the reply, and send what is to be repeated; return whether all replies are there."""
+        reply, self._reply = self._reply, b""
+        while reply:
+            parts = replies.split(reply) if self._shard == self._home else [reply]
+            moved = [at for at, part in enumerate(parts) if part.startswith(replies.MOVED)]
+            if replies.MOVED in reply:
+                session.channel(self._shard).send(CONTINUE)
+            at = moved[0] if moved else len(parts)
+            self._done += parts[:at]
+            del commands[:at]
+            self._note_holding(session, parts[:at])
+            if not commands:
+                return True
+            if not moved:
+                return self._send(session, self._home, b"".join(commands))
+            self._chases += 1
+            shard = int(parts[at][len(replies.MOVED) :])
+            if self._chases <= MAX_CHASES and shard != session.own:
+                return self._send(session, shard, commands[0])
+            reply = session.serve_again(commands[0][:-2], now) if self._chases <= MAX_CHASES else replies.NOT_FOUND
+            self._shard = NO_SHARD
+        return False
+
+    def _note_holding(self, session: FrontSession, parts: list[bytes]) -> None:
+        """Note that the client holds a job of a shard other than that of the run if *parts* say so."""
+        if parts and self._shard not in (self._home, NO_SHARD):
+            self._chases = 0
+            if parts[0].startswith(b"RESERVED "):
+                session.note_holding(self._shard)
+
+    def _send(self, session: FrontSession, shard: int, data: bytes) -> bool:
+        """Send *data* to *shard*; return False, since the reply is still to come."""
+        self._shard, self._data, self._is_chasing, self.has_news = shard, data, True, False
+        self.begin(session)
+        return False
 
     def end(self, session: FrontSession, now: int) -> bytes | None:
         """End the wait for a job, if the run has one."""

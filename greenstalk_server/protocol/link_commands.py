@@ -23,6 +23,9 @@ from greenstalk_server.protocol.verb import Verb
 NO_REPLY: Final = b""
 
 
+CONTINUE: Final = b"continue"
+
+
 def _require_remote(session: SessionState) -> None:
     if not session.client.is_remote:
         raise UnknownCommand
@@ -62,6 +65,13 @@ def decline(session: SessionState, command: Command, now: int) -> bytes:
     """Decline the offer, if there is one."""
     _require_remote(session)
     decline_offer(session.broker, session.client, now)
+    return NO_REPLY
+
+
+def continue_(session: SessionState, command: Command, now: int) -> bytes:
+    """Serve commands again, after the reply MOVED."""
+    _require_remote(session)
+    session.skips = False
     return NO_REPLY
 
 
@@ -107,6 +117,7 @@ LINK_VERBS: Final = (
         awaits_journal=False,
     ),
     Verb(b"await", "<number>", args.parse_id, await_offer, grant.NOTHING, is_extension=True, awaits_journal=False),
+    Verb(CONTINUE, "", args.parse_bare, continue_, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"decline", "", args.parse_bare, decline, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"leave", "", args.parse_bare, leave, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"subscribe", "", args.parse_bare, subscribe, grant.NOTHING, is_extension=True, awaits_journal=False),

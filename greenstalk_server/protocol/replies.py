@@ -47,6 +47,10 @@ MOVED: Final = b"MOVED "
 """Begin of the reply that a job has moved to another shard; its number follows. Only over links."""
 
 
+SKIPPED: Final = b"SKIPPED\r\n"
+"""Reply to a command that was not served, as it follows one whose reply is MOVED. Only over links."""
+
+
 def moved(shard: int) -> bytes:
     """Return the reply that a job has moved to *shard*."""
     return b"MOVED %d\r\n" % shard

@@ -20,6 +20,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
+from greenstalk_server.protocol.link_commands import CONTINUE
 from greenstalk_server.protocol.permissions import CONSUME_JOB
 from greenstalk_server.protocol.session import PUT_LENGTH, Session
 from greenstalk_server.protocol.session_state import Command, SessionState, SlicedCommand
@@ -122,10 +123,8 @@ class RestrictedSession(Session):
     # Permissions
 
     def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
-        if verb.route == JOB and self.client.is_remote and self.broker.moves is not None:
-            place = self.broker.moves.place_of(command[1])
-            if place != NOWHERE:
-                return replies.moved(place)
+        if self.client.is_remote and (reply := _reply_of_moved(self, verb, command)):
+            return reply
         refusal = self.refusal(verb, command)
         return super()._handle(verb, command, now) if refusal is None else refusal
 
@@ -216,8 +215,20 @@ class RemoteSession(Session):
     __slots__ = ()
 
     def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
-        if verb.route == JOB and self.broker.moves is not None:
-            place = self.broker.moves.place_of(command[1])
-            if place != NOWHERE:
-                return replies.moved(place)  # its front repeats the command there
-        return super()._handle(verb, command, now)
+        return _reply_of_moved(self, verb, command) or super()._handle(verb, command, now)
+
+
+def _reply_of_moved(session: Session, verb: Verb, command: Command) -> bytes:
+    """Return the reply to *command* of a remote client if it is about a job that has moved, or follows such a one.
+
+    Return an empty reply if the command is to be served. The front repeats the first command at the other shard, and
+    then the others here, so that their effects are in order.
+    """
+    if session.skips:
+        return b"" if verb.name == CONTINUE else replies.SKIPPED
+    if verb.route == JOB and session.broker.moves is not None:
+        place = session.broker.moves.place_of(command[1])
+        if place != NOWHERE:
+            session.skips = True
+            return replies.moved(place)
+    return b""

@@ -375,6 +375,12 @@ class Session(SessionState):
         return pos if mode.is_strict else self._close_early(data)
 
     def _end_put(self, command: Command, id: int, body: bytes, now: int) -> bytes:
+        """Put the job *id*, and return the reply."""
+        if self.skips:
+            return replies.SKIPPED
+        return self._put_job(command, id, body, now)
+
+    def _put_job(self, command: Command, id: int, body: bytes, now: int) -> bytes:
         if self.broker.is_draining:
             return replies.DRAINING
         if len(command) == PUT_LENGTH:

@@ -59,6 +59,7 @@ class SessionState:
     awaited         the job whose body is being read, or None. `is_peek` says which reply waits for it.
     batch_size      number of jobs that the current reserve-batch asked for, 0 if there is none.
     batch           jobs of that batch, and their bodies, while the body of its last job is being read; else None.
+    skips           commands of the remote client are not served until its front has read the reply MOVED.
     job_wait        id of the job that the client waits for, 0 if there is none.
     await_number    number of the await with which a remote client waits for an offer, 0 if it does not.
     meta            the fields that follow the size of each job.
@@ -88,6 +89,7 @@ class SessionState:
         "may_reserve",
         "meta",
         "reserve_cost",
+        "skips",
         "sliced",
         "stream",
     )
@@ -111,6 +113,7 @@ class SessionState:
         self.batch_size: int = 0
         self.batch: list[tuple[Job, bytes]] | None = None
         self.job_wait: int = 0
+        self.skips: bool = False
         self.await_number: int = 0
         self.meta: tuple[bytes, ...] = ()
         self.extends_stats: bool = extends_stats

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from greenstalk_server.core.jobs.job import RESERVED
 from greenstalk_server.core.operations import editing, policy_changes
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.policy import parse_policy
@@ -83,6 +84,44 @@ def test_replies_of_a_pipeline_stay_in_order(queue: Shards, front: int) -> None:
     assert replies[:3] == [b"FOUND %d 4" % ids[1], b"body", b"DELETED"]
     assert replies[3].startswith(b"OK ")
     assert replies[-3:] == [b"NOT_FOUND", b"DELETED", b""]
+
+
+@pytest.mark.parametrize("front", range(3))
+def test_effects_of_a_pipeline_stay_in_order(queue: Shards, front: int) -> None:
+    """Each command shows whether those before it took effect, and those behind it did not."""
+    set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
+    client = queue.client(front)
+    ids = [put(client, HERE) for _ in range(4)]
+    for _ in ids[:3]:
+        fail(client, HERE)
+        queue.settle()
+    client.take()
+    last = ids[3]
+    lines = [
+        b"reserve-job %d" % ids[0],
+        b"put-in-tube %b 0 0 60 1\r\nx" % HERE,
+        b"delete %d" % ids[1],
+        b"kick-job %d" % last,
+        b"reserve-job %d" % last,
+        b"release %d 0 0" % ids[0],
+        b"stats-job %d" % last,
+        b"delete %d" % ids[2],
+        b"delete %d" % last,
+        b"delete %d" % ids[0],
+    ]
+    client.push(b"".join([line + b"\r\n" for line in lines]))
+    here, there = queue.shards[0].broker.jobs, queue.shards[1].broker.jobs
+    while queue.step():
+        is_put, is_reserved = len(here) > 1, last in here and here[last].state == RESERVED
+        assert not is_put or there[ids[0]].state == RESERVED or ids[1] not in there
+        assert not is_reserved or ids[1] not in there
+        assert ids[2] in there or last not in here or here[last].reserves
+    replies = client.take()
+    found = [line for line in replies.split(b"\r\n") if line and not line.startswith(b"---")]
+    assert found[0] == b"RESERVED %d 4" % ids[0] and found[2].startswith(b"INSERTED")
+    assert found[3:6] == [b"DELETED", b"NOT_FOUND", b"RESERVED %d 4" % last]
+    assert found[7:] == [b"RELEASED", found[8], b"DELETED", b"DELETED", b"DELETED"]
+    assert b"\nstate: reserved\n" in replies
 
 
 @pytest.mark.parametrize("front", range(3))
