@@ -113,17 +113,19 @@ class MoveService:
             return
         bodies = self._bodies_of(jobs)
         known = [job for job in jobs if job.id in bodies]
-        answers: list[Any] = []
+        answers: Any = []
         if known:
             self._await_journal()
             value = [encode_job(job, bodies[job.id]) for job in known]
             answer = self._links.call(shard, ACCEPT, Message(value, b"".join([bodies[job.id] for job in known])))
-            answers = answer.value if isinstance(answer.value, list) else []
-        accepted = {job.id for job, refusal in zip(known, answers, strict=False) if refusal == 0}
+            answers = answer.value
+            if not isinstance(answers, list) or len(answers) != len(known):
+                raise CallError(f"malformed answer of shard {shard}")
+        accepted = {job.id for job, refusal in zip(known, answers, strict=True) if refusal == 0}
         lost = [job for job in jobs if job.id not in bodies]  # their files are damaged
-        refused = [job for job in known[: len(answers)] if job.id not in accepted] + lost
+        refused = [job for job in known if job.id not in accepted] + lost
         now = self._clock()
-        for job in [*known[: len(answers)], *lost]:
+        for job in [*known, *lost]:
             self._finish(job, shard, job.id in accepted, now)
         if refused:
             facts = {"jobs": len(refused), "job": refused[0].id, "tube": refused[0].tube.name.decode()}

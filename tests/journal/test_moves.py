@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -13,7 +15,12 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.operations import editing, finishing, putting
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.journal import startup
+from greenstalk_server.journal.check import inspect
+from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.layout import create_shard, directory_of, new_identities
+from greenstalk_server.journal.reshard import reshard
 from greenstalk_server.journal.writer import JournalWriter
+from greenstalk_server.protocol.job_transfer import encode_job
 from tests.journal.disk import Disk
 from tests.support.shards import Shard, Shards, tube_on
 from tests.support.world import make_broker
@@ -36,7 +43,7 @@ class JournaledShard(Shard):
 
     queue: JournaledShards
 
-    def open_journal(self, disk: Disk) -> None:
+    def open_journal(self, disk: Disk | Directory) -> None:
         self.disk = disk
         self.broker = make_broker(ids=IdSequence(0, 3, self.number))
         self.broker.subscribe(self)
@@ -138,6 +145,30 @@ def test_process_that_ends_at_any_step_loses_and_doubles_no_job(victims: tuple[i
             break
         ends += 1
     assert ends > 20
+
+
+def test_reshard_finishes_the_moves_that_are_under_way(tmp_path: Path) -> None:
+    queue = JournaledShards(0, ())
+    for shard, identity in zip(queue.shards, new_identities(3), strict=True):
+        shard.open_journal(Directory(str(create_shard(tmp_path, identity))))
+    home, there = queue.shards[0], queue.shards[1]
+    ids = [putting.put_into(home.broker, TUBES[0], 1, 0, 10**9, b"body", queue.now) for _ in range(4)]
+    for id in ids[1:]:
+        assert editing.edit_job(home.broker, id, queue.now, tube=TUBES[1]) == EditOutcome.DONE
+    home.write()
+    jobs = [home.broker.jobs[id] for id in ids[2:]]  # these are accepted; the answer is lost
+    facts = json.dumps([encode_job(job, b"body") for job in jobs])
+    there.take_moves(home, facts, b"bodybody", [])
+    assert finishing.delete_job(there.broker, ids[3], queue.now)
+    for shard in queue.shards:
+        shard.write()
+    assert reshard(str(tmp_path), 2) == 0
+    found = {}
+    for number in range(2):
+        for job in inspect(directory_of(str(tmp_path), number), queue.now).recovery.jobs.values():
+            assert job.id not in found and not job.travel
+            found[job.id] = (job.tube.name, job.body)
+    assert found == {ids[0]: (TUBES[0], b"body"), ids[1]: (TUBES[1], b"body"), ids[2]: (TUBES[1], b"body")}
 
 
 def test_places_and_moving_jobs_survive_compaction() -> None:

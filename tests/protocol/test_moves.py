@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from greenstalk_server.core import job_attributes
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import RESERVED
 from greenstalk_server.core.operations import editing, policy_changes
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.policy import parse_policy
+from greenstalk_server.protocol.job_transfer import decode_jobs, encode_job
 from tests.support.shards import Front, Shards, tube_on
 
 HERE, THERE, ELSEWHERE = (tube_on(shard) for shard in range(3))
@@ -225,3 +229,26 @@ def test_each_lost_message_is_repeated_without_harm(queue: Shards, lost: int) ->
     queue.settle()
     assert places(queue, id) == []
     assert not any(shard.broker.moves and shard.broker.moves.locations for shard in queue.shards)
+
+
+def test_malformed_jobs_of_another_process_are_refused(queue: Shards) -> None:
+    broker = queue.shards[0].broker
+    id = put(queue.client(0), HERE, b" grp:g con:k:2")
+    queue.cut(0, 1)
+    assert editing.edit_job(broker, id, queue.now, tube=THERE) == EditOutcome.DONE
+    facts = encode_job(broker.jobs[id], b"body")
+    [(job, hops, kind)] = decode_jobs([facts], b"body")
+    assert (job.id, job.tube.name, job.body, hops, kind) == (id, THERE, b"body", 1, job_history.MOVED)
+    assert job_attributes.encode(job).hex() == facts["attributes"]
+    bad: list[object] = [None, -1, 2**64, "", "zz", "€", [], {}, 1.5, True]
+    for name in facts:
+        for value in bad:
+            if value == facts[name]:
+                continue
+            with suppress(ValueError):
+                [(job, _, _)] = decode_jobs([facts | {name: value}], b"body")
+                assert (name, value) in [("events", ""), ("attributes", ""), ("tube", "zz")]
+        with pytest.raises(ValueError, match="incomplete"):
+            list(decode_jobs([{key: value for key, value in facts.items() if key != name}], b"body"))
+    with pytest.raises(ValueError, match="invalid tube, size or state"):
+        list(decode_jobs([facts], b"bod"))
