@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -252,3 +253,44 @@ def test_malformed_jobs_of_another_process_are_refused(queue: Shards) -> None:
             list(decode_jobs([{key: value for key, value in facts.items() if key != name}], b"body"))
     with pytest.raises(ValueError, match="invalid tube, size or state"):
         list(decode_jobs([facts], b"bod"))
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_moves_cuts_and_deletions_keep_each_job_in_one_place(queue: Shards, seed: int) -> None:
+    random = Random(seed)  # noqa: S311  only for the test
+    queue.choose = random.randrange
+    fronts = [queue.client(shard) for shard in range(3)]
+    alive, gone = set[int](), set[int]()
+    for _ in range(80):
+        action = random.randrange(6)
+        if action == 0:
+            pair = random.sample(range(3), 2)
+            (queue.mend if frozenset(pair) in queue.cuts else queue.cut)(*pair)
+        elif action == 1 or not alive:
+            number = random.randrange(3)
+            alive.add(put(queue.client(number), (HERE, THERE, ELSEWHERE)[number]))
+        elif action == 2 and not queue.cuts:
+            id = random.choice(sorted(alive))
+            reply = random.choice(fronts).send(b"delete %d\r\n" % id)
+            assert reply in (b"DELETED\r\n", b"NOT_FOUND\r\n")
+            if reply == b"DELETED\r\n":
+                alive.discard(id)
+                gone.add(id)
+        else:
+            id, tube = random.choice(sorted(alive)), random.choice((HERE, THERE, ELSEWHERE))
+            for owner in queue.shards:
+                job = owner.broker.jobs.get(id)
+                if job is not None and job.state != RESERVED and job.tube.name != tube:
+                    assert editing.edit_job(owner.broker, id, queue.now, tube=tube) == EditOutcome.DONE
+                    owner.send_moves()
+                    break
+            for _ in range(random.randrange(6)):
+                queue.step()
+    for cut in list(queue.cuts):
+        queue.mend(*cut)
+    queue.settle()
+    assert all(len(places(queue, id)) == 1 for id in alive)
+    assert not any(places(queue, id) for id in gone)
+    for id in alive:
+        assert random.choice(fronts).send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+    assert not any(shard.broker.moves and shard.broker.moves.locations for shard in queue.shards)
