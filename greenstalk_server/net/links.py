@@ -338,7 +338,8 @@ class Links:
             if self._refusals > MAX_REFUSALS:
                 log.warning("refused %d more links", self._refusals - MAX_REFUSALS)
             self._refusals = 0
-            for link in list(self._links.values()):
+            others = [link for link in self._links.values() if link.peer != self._identity.process]
+            for link in others:
                 if link.silence < MAX_SILENCE:
                     link.ping()
                 else:

@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 from gevent.socket import wait_read
 
+from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.net import links
 from greenstalk_server.net.link import MAX_QUEUED, MAX_UNSENT
 from greenstalk_server.protocol import link_frames as frames
+from greenstalk_server.protocol.front_channel import NO_SHARD
 from tests.net.in_process import read_to_end, wait_until
-from tests.net.link_peer import Process
+from tests.net.link_peer import IDS, PROCESS, Process
 from tests.net.test_links import refusals
 from tests.support.daemon import TIMEOUT
+from tests.support.world import make_broker
 
 INTERVAL = 0.1
 
@@ -53,6 +56,22 @@ def test_silent_peer_loses_its_link_and_its_jobs(process: Process, caplog: pytes
     read_to_end(peer.sock)
     wait_until(lambda: not process.broker.totals.reserved)
     assert refusals(caplog) == ["shard 1 has sent nothing for 0.5 s", "the link to shard 1 is lost"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_link_of_a_process_to_itself_is_never_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(str(tmp_path / "0"), NO_SHARD)
+    try:
+        peer = process.linked("a1", NO_SHARD)
+        process.links.lead(1, make_broker(ids=IdSequence(IDS.base, IDS.shards, 1)), None)
+        for _ in range(2 * links.MAX_SILENCE):
+            while peer.read() != (frames.PING, 0, b""):
+                pass
+            peer.send(frames.PING, 0, b"")
+        assert PROCESS in process.links._links
+        assert refusals(caplog) == []
+    finally:
+        process.stop()
 
 
 PINGING = """
