@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from greenstalk_server.core.tubes.name_list import CHUNK_SIZE
+
 OUTPUT_SLICE: Final = 65536
 """Maximum cost of a slice, about a millisecond. A reply of more bytes is sent as a stream."""
 
@@ -66,3 +68,6 @@ DISCONNECT_COST: Final = 128
 
 LIST_COST: Final = 64
 """Cost of each tube whose grant a list-tubes examines."""
+
+LIST_BATCH: Final = 3 * CHUNK_SIZE
+"""Tubes that a list-tubes examines in one slice."""

@@ -9,8 +9,8 @@ from greenstalk_server.core.operations import finishing, reserving
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol import session_commands as sessions
 from greenstalk_server.protocol import tube_commands as tubes
-from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE, SHORT_LIST
-from greenstalk_server.protocol.gathering import merged_group, merged_names, merged_stats, summed
+from greenstalk_server.protocol.costs import JOB_COST
+from greenstalk_server.protocol.gathering import merged_group, merged_stats, summed
 from greenstalk_server.protocol.session_state import Command
 
 if TYPE_CHECKING:
@@ -65,9 +65,8 @@ def _list_tubes_watched(session: FrontSession, command: Command, now: int) -> by
 
 def _list_tubes(session: FrontSession, command: Command, now: int) -> bytes | None:
     session.broker.counters.cmd_list_tubes += 1
-    names = [name for name in session.broker.tubes if session.may_list(name)]
-    session.cost += OUTPUT_SLICE if len(names) > SHORT_LIST else 0
-    return session.everywhere(merged_names, replies.name_list(names))
+    session.list_everywhere()
+    return None
 
 
 def _reserve(session: FrontSession, command: Command, now: int) -> bytes | None:

@@ -31,7 +31,16 @@ from greenstalk_server.protocol.arguments import RESERVE_MODES
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.protocol.front_channel import NO_SHARD, Channel, Routes
 from greenstalk_server.protocol.front_commands import COMMANDS
-from greenstalk_server.protocol.front_works import ForwardedReserve, Gathering, Merge, Reserve, Run, Search, Work
+from greenstalk_server.protocol.front_works import (
+    ForwardedReserve,
+    Gathering,
+    Listing,
+    Merge,
+    Reserve,
+    Run,
+    Search,
+    Work,
+)
 from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import POSTPONED, PUT_LENGTH
@@ -162,7 +171,7 @@ class FrontSession(RestrictedSession):
         self.pause = 0.0
         self.cost = 0
         self.reports = isinstance(work, Reserve)
-        self.is_waiting = False
+        self.is_waiting = self.has_more = False
         if self.is_closing:
             return b""
         return self._reply(work.advance(self, now), now, limit)
@@ -181,6 +190,8 @@ class FrontSession(RestrictedSession):
         """Return *reply* of the work, and serve what follows; with None, park again."""
         if reply is None and self.is_eof and self._work is not None:
             reply = self._work.end(self, now)  # the input has ended, and the work had other news
+        if reply is None and self.has_more:
+            return b""  # the work has more slices
         if reply is None:
             self.is_waiting = True
             if self.awaited is not None:  # the work is done; the body of its job is being read
@@ -562,6 +573,8 @@ class FrontSession(RestrictedSession):
             return None
         work = Reserve(now if self.is_eof else until, batch)
         reply = work.begin(self, now)
+        if reply is None and self.has_more:
+            return b""  # the work has more slices
         if reply is None:
             self.is_waiting = True
             if self.awaited is None:
@@ -630,3 +643,8 @@ class FrontSession(RestrictedSession):
     def everywhere(self, merge: Merge, own: bytes) -> bytes | None:
         """Send the line to all other shards; reply with their replies, merged with *own*."""
         return self.gather(dict.fromkeys(self._others(), self.line), merge, [own], True)
+
+    def list_everywhere(self) -> None:
+        """Reply with the tubes of all shards."""
+        lines = dict.fromkeys(self._others(), self.line + CRLF)
+        self._begin(Listing(lines, self.broker.name_list()))

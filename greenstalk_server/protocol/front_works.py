@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.operations import reserving
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.transitions.waiting import cancel_wait
+from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.protocol import replies
-from greenstalk_server.protocol.costs import RESERVE_COST
+from greenstalk_server.protocol.costs import LIST_BATCH, LIST_COST, OUTPUT_SLICE, RESERVE_COST
 from greenstalk_server.protocol.front_channel import NO_SHARD
+from greenstalk_server.protocol.gathering import YAML, merged_names
 from greenstalk_server.protocol.link_commands import CONTINUE
+from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.reserve_commands import ended_wait_reply, fill_batch
+from greenstalk_server.protocol.streams import PartsStream
 
 if TYPE_CHECKING:
     from greenstalk_server.protocol.front_session import FrontSession
@@ -242,6 +246,43 @@ class Gathering(Work):
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return the merged reply."""
         return self._merge(self._parts)
+
+
+class Listing(Gathering):
+    """A list-tubes. When the other shards have replied, the names of the own shard are added in slices."""
+
+    __slots__ = ("_chunks", "_own", "_position")
+
+    def __init__(self, lines: dict[int, bytes], own: NameList) -> None:
+        """*own*: the tubes of the own shard, also those that the client may not list."""
+        super().__init__(lines, b"".join, [], is_repeatable=True)
+        self._chunks: list[Collection[bytes]] = own.chunks
+        self._position: int = 0
+        self._own: list[bytes] = []
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Add a slice; after the last one, return the reply, or its beginning if the rest is a stream."""
+        start, end = self._position, self._position + LIST_BATCH // CHUNK_SIZE
+        self._position = end
+        names: list[bytes] = []
+        for chunk in self._chunks[start:end]:
+            session.cost += LIST_COST * len(chunk)
+            names += [name for name in chunk if session.may_list(name)]
+        if names:
+            self._own.append(b"- %b\n" % b"\n- ".join(names))
+        if end < len(self._chunks):
+            session.has_more = True
+            return None
+        for part in self._parts:
+            if not part.startswith(b"OK "):
+                return part
+        lines = merged_names(self._own, self._parts)
+        size = len(YAML) + sum(map(len, lines))
+        head = replies.ok_line(size) + YAML
+        if size <= OUTPUT_SLICE:
+            return b"".join([head, *lines, CRLF])
+        session.stream = PartsStream([*lines, memoryview(CRLF)])
+        return head
 
 
 class Search(Work):

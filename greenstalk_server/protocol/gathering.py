@@ -13,15 +13,27 @@ _Test: TypeAlias = Callable[[bytes], bool]
 SUMMED: Final = (b"cmd-", b"current-", b"total-", b"job-timeouts", b"rusage-", b"binlog-records-", b"body-bytes-")
 """Beginnings of the keys of stats whose values add up. The other values are those of the process that replies."""
 
+YAML: Final = b"---\n"
+"""Beginning of the body of each list and statistic."""
 
-def merged_names(parts: list[bytes]) -> bytes:
-    """Return the list of the names in *parts*, each once; an error among *parts* is the reply."""
-    names: dict[bytes, None] = {}
+DEFAULT_LINE: Final = b"- default\n"
+"""The first line of the list of each shard, which has had `default` from the beginning."""
+
+
+def merged_names(own: list[bytes], parts: list[bytes]) -> list[memoryview]:
+    """Return the lines of *own* and those of *parts*, replies to list-tubes, with `default` once.
+
+    No name is looked at: a queue may have 100,000 tubes.
+    """
+    found = [memoryview(lines) for lines in own]
+    has_default = bool(own) and own[0].startswith(DEFAULT_LINE)
     for part in parts:
-        if not part.startswith(b"OK "):
-            return part
-        names.update(dict.fromkeys([line[2:] for line in _lines(part) if line.startswith(b"- ")]))
-    return replies.name_list(names)
+        start = part.index(YAML) + len(YAML)
+        if part.startswith(DEFAULT_LINE, start):
+            start += len(DEFAULT_LINE) if has_default else 0
+            has_default = True
+        found.append(memoryview(part)[start : -len(CRLF)])
+    return found
 
 
 def merged_stats(parts: list[bytes]) -> bytes:

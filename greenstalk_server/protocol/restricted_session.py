@@ -9,7 +9,6 @@ A client that may not consume `default` cannot watch it. But the protocol has no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Final
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.jobs.job import SECOND
@@ -19,15 +18,12 @@ from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.access import Grants
-from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
+from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_BATCH, LIST_COST
 from greenstalk_server.protocol.link_commands import CONTINUE
 from greenstalk_server.protocol.permissions import CONSUME_JOB
 from greenstalk_server.protocol.session import PUT_LENGTH, Session
 from greenstalk_server.protocol.session_state import Command, SessionState, SlicedCommand
 from greenstalk_server.protocol.verb import JOB, Verb
-
-LIST_BATCH: Final = 3 * CHUNK_SIZE
-"""Tubes that a list-tubes examines in one slice."""
 
 
 class RestrictedSession(Session):

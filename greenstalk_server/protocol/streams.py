@@ -66,6 +66,31 @@ class WholeStream:
         self._reply = b""
 
 
+class PartsStream:
+    """A long reply in parts that are in memory."""
+
+    __slots__ = ("_parts", "_position")
+
+    def __init__(self, parts: list[memoryview]) -> None:
+        self._parts: list[memoryview] = parts[::-1]
+        self._position: int = 0
+
+    def next(self) -> bytes:
+        """Return the next piece."""
+        while self._parts:
+            start, self._position = self._position, self._position + PIECE
+            piece = bytes(self._parts[-1][start : self._position])
+            if piece:
+                return piece
+            self._parts.pop()
+            self._position = 0
+        return b""
+
+    def close(self) -> None:
+        """Free nothing but the reply."""
+        self._parts = []
+
+
 class NameStream:
     """A list of names as YAML, and the CRLF that ends the reply.
 

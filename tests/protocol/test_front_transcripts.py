@@ -12,8 +12,10 @@ import pytest
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.protocol.access import Grants
-from greenstalk_server.protocol.costs import OUTPUT_SLICE
+from greenstalk_server.protocol.costs import LIST_BATCH, OUTPUT_SLICE
+from greenstalk_server.protocol.streams import PIECE
 from tests.support.shards import Front, Shards, tube_on
+from tests.support.talk import stream_of
 
 HERE, THERE, ELSEWHERE = TUBES = tube_on(0), tube_on(1), tube_on(2)
 """A tube of each shard. The clients are connected to shard 0 unless a test says otherwise."""
@@ -229,6 +231,38 @@ def test_claim_that_arrives_as_its_shard_offers_a_job_is_replied() -> None:
     producer.push(put(THERE))
     other.push(b"reserve\r\n")  # with the await, the claim reaches the owner in one piece
     assert other.send_eof() == b"RESERVED 4 1\r\nx\r\n"
+
+
+# Lists of many tubes
+
+MANY: Final = 12_000
+"""Tubes, more than a slice of each shard."""
+
+
+@pytest.mark.parametrize("pattern", ["*", "name-*"])
+def test_list_of_many_tubes_is_made_in_slices_and_sent_as_a_stream(pattern: str) -> None:
+    queue = Shards()
+    clients = [connecting.connect(shard.broker, lambda: None) for shard in queue.shards]
+    expected = [b"- default"] if pattern == "*" else []
+    for number in range(MANY):
+        name = b"name-%d" % number
+        shard = queue.shards[0].shard_of(name)
+        connecting.watch(queue.shards[shard].broker, clients[shard], name)
+        expected.append(b"- " + name)
+    session = queue.client(0, Grants([pattern], [], [])).session
+    received = [session.receive(b"list-tubes\r\n", queue.now)]
+    slices = 0
+    while session.has_more or session.is_woken or queue.step():
+        received += stream_of(session)
+        if session.has_more or session.is_woken:
+            received.append(session.resume(queue.now))
+            slices += 1
+    header, beginning, *lines, last, rest = b"".join(received).split(b"\n")
+    assert sorted(lines) == sorted(expected)
+    assert header == b"OK %d\r" % (sum(map(len, [beginning, *lines])) + len(lines) + 1)
+    assert (beginning, last, rest) == (b"---", b"\r", b"")
+    assert slices > MANY / len(TUBES) / LIST_BATCH
+    assert max(map(len, received)) <= PIECE
 
 
 # Access rules and rate limits
