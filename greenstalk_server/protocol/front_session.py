@@ -263,7 +263,11 @@ class FrontSession(RestrictedSession):
         channel = self._channels.get(shard)
         if channel is None:
             channel = self._channels[shard] = Channel(self, shard)
-            lines = [b"watch %b %d" % each for each in self._watched.items() if self.routes.shard_of(each[0]) == shard]
+            lines = [
+                b"watch %b %d" % (name, weight) if weight > 1 else b"watch " + name  # --strict-protocol has no weights
+                for name, weight in self._watched.items()
+                if self.routes.shard_of(name) == shard
+            ]
             if self._used_shard == shard:
                 lines.append(b"use " + self._used)
             if self.meta:

@@ -167,6 +167,40 @@ def test_reply_that_has_arrived_survives_the_loss_of_the_link(command: bytes, re
     assert not client.session.is_closing
 
 
+@pytest.mark.parametrize("tubes", [[THERE], [THERE, ELSEWHERE]], ids=["one shard", "two shards"])
+def test_strict_client_watches_its_tubes_again_after_the_loss_of_the_link(strict: None, tubes: list[bytes]) -> None:
+    queue = Shards()
+    client, producer = queue.client(), queue.client(1)
+    for tube in tubes:
+        client.send(b"watch %b\r\n" % tube)
+    client.send(b"ignore default\r\n")
+    queue.cut(0, 1)
+    queue.mend(0, 1)
+    assert producer.send(b"use %b\r\nput 0 0 60 1\r\nx\r\n" % THERE).endswith(b"INSERTED 1\r\n")
+    assert client.send(b"reserve-with-timeout 0\r\n") == b"RESERVED 1 1\r\nx\r\n"
+
+
+# Strict mode
+
+STRICT: Final[Steps] = [
+    b"watch %b\r\nwatch %b\r\n" % (THERE, ELSEWHERE),
+    b"use %b\r\nput 0 0 60 1\r\na\r\nuse %b\r\nput 1 0 60 1\r\nb\r\n" % (THERE, ELSEWHERE),
+    b"reserve\r\nreserve-with-timeout 0\r\nreserve-with-timeout 0\r\n",
+    b"bury @1@ 0\r\nuse %b\r\nkick 9\r\npeek @1@\r\nstats-job @1@\r\n" % THERE,
+    b"delete @1@\r\nrelease @2@ 0 0\r\npause-tube %b 0\r\nstats-tube %b\r\n" % (THERE, ELSEWHERE),
+    b"ignore %b\r\nlist-tubes-watched\r\n" % THERE,
+    b"watch %b 3\r\nmeta\r\nreserve-batch 2 0\r\nstats-mode extended\r\nreserve-job @2@\r\ntouch-all\r\n" % THERE,
+    b"claim\r\nawait 1\r\nleave\r\nsubscribe\r\nunwatch default\r\nwait @2@\r\ndrain\r\n",
+    b"reserve\r\n",
+    b"reserve\r\n",
+    EOF,
+]
+
+
+def test_strict_client_has_the_replies_of_one_server(strict: None) -> None:
+    assert play(Shards().client(), STRICT) == play(Shards(count=1).client(), STRICT)
+
+
 # Jobs whose ids do not name their shards, after `journal reshard`
 
 
