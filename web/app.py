@@ -83,6 +83,7 @@ from greenstalk_server.web.features.search.search import Searches
 from greenstalk_server.web.features.servers.api import server as server_api
 from greenstalk_server.web.features.servers.api import servers as servers_api
 from greenstalk_server.web.features.servers.pages import ServerPages
+from greenstalk_server.web.features.servers.processes import Processes
 from greenstalk_server.web.features.servers.servers import Servers, sees_servers
 from greenstalk_server.web.features.sessions import api as sessions_api
 from greenstalk_server.web.features.sessions.pages.oidc import OpenIdPages
@@ -239,13 +240,14 @@ def create_dashboard(
         limits=options.limits,
         role=role,
         directory=options.directory,
+        shards=shards,
     )
     attention_model = AttentionModel(attention, acknowledgements, clock)
     alerts = Alerts(
         attention,
         acknowledgements,
         clock,
-        options.receivers,
+        options.receivers if shards.is_home else tuple,
         source=role().journal if role is not None else broker.facts.hostname,
         path_of=partial(_path_of, app),
         role=role,
@@ -254,7 +256,8 @@ def create_dashboard(
     tube_views = TubeViews(broker, clock, history, attention, saved, shards)
     figures = WholeFigures(broker, clock, history, shards)
     shards.answer(FIND, partial(rank_tubes, broker, shards=shards))
-    servers = Servers(broker, clock, history, attention, options.peers, role)
+    processes = Processes(broker, clock, shards)
+    servers = Servers(clock, attention, options.peers, role, figures, processes)
     saved_changes = SavedChanges(
         rows if rows is not None else SqliteRows(options.directory, FILE_NAME),
         clock,
@@ -322,7 +325,7 @@ def create_dashboard(
         OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
     AlertPages(alerts, alert_changes, attention_model, clock).init_app(app, live)
     AttentionPages(attention_model, acknowledging, tube_errors.worst_by_tube, clock).init_app(app, live)
-    forwarding.badges = register_badges(app, live, attention_model, broker)
+    forwarding.badges = register_badges(app, live, attention_model, broker, shards)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts, shards).init_app(app)
     tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved, shards)
@@ -401,7 +404,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.globals |= {"url_for": caching_url_for(app), "zip": zip}
     app.jinja_env.filters |= text.FILTERS
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.context_processor(partial(_template_values, options))
+    app.context_processor(partial(_template_values, options, broker.ids.shards > 1))
     if options.url_prefix:
         app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
     if options.trusted_proxies:
@@ -409,7 +412,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     return app
 
 
-def _template_values(options: WebOptions) -> dict[str, Any]:
+def _template_values(options: WebOptions, has_processes: bool) -> dict[str, Any]:
     """Return the values that every template may use.
 
     notice          the outcome of the change that led to this page, from its URL; None if there was no change.
@@ -424,7 +427,7 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     pages += [("connections", "Connections"), ("search", "Search")]
     if principal().sees_all:
         pages.append(("policies", "Policies"))
-    if options.peers() and sees_servers():
+    if (options.peers() or has_processes) and sees_servers():
         pages.append(("servers", "Servers"))
     return {
         "notice": notice(request.args),

@@ -45,6 +45,7 @@ RESTARTED: Final = (
     "live-pages",
     "membership",
     "moves",
+    "shard-conditions",
     "standbys",
     "worker-rates",
 )

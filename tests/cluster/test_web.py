@@ -216,13 +216,46 @@ def test_connections_of_all_processes_have_numbers_that_lead_to_them(site: Site)
         site.page(f"/connection?number={victim}", 404)
 
 
+def test_conditions_and_buried_jobs_of_all_shards_are_shown_on_every_page(site: Site) -> None:
+    names = site.tubes("buried")
+    for name in names:
+        [id] = site.put(name)
+        site.api("POST", f"/jobs/{id}/bury")
+
+    def found() -> set[str]:
+        listed = site.api("GET", "/attention", limit=100)["conditions"]
+        return {one["tube"] for one in listed if one["condition"] == "buried"}
+
+    until(lambda: found() >= set(names))
+    active = site.metric("attention")
+    assert all(f'condition="buried",limit="",severity="failure",tube="{name}"' in active for name in names)
+    badges = site.live("overview")["badges"]
+    assert int(badges["alerts"]) >= 9
+    assert int(badges["errors"]) >= 9
+    assert {site.live("tube", tube=name)["badges"]["errors"] for name in names} == {badges["errors"]}
+    assert names[0] in site.page("/attention")
+
+
+def test_page_of_servers_lists_the_processes(site: Site) -> None:
+    found = site.api("GET", "/servers")["processes"]
+    children = {child.pid for child in psutil.Process(site.daemon.process.pid).children()}
+    assert [one["shard"] for one in found] == [0, 1, 2]
+    assert {one["pid"] for one in found} == children
+    assert {one["state"] for one in found} == {"serving"}
+    assert [one["unlinked"] for one in found] == [[], [], []]
+    assert sum([one["tubes"] for one in found]) == site.api("GET", "/server")["stats"]["current_tubes"]
+    shown = site.page("/servers")
+    assert all(f"{one['pid']} <span" in shown for one in found)
+    assert 'href="/servers"' in site.page("/")
+
+
 # One tube, one job
 
 
 def test_pages_and_forms_of_a_tube_are_those_of_its_shard(site: Site) -> None:
     for name in site.tubes("page"):
         site.put(name)
-        assert f"<title>{name} ·" in site.page(f"/tube?tube={name}")
+        assert f"{name} · Greenstalk Server</title>" in site.page(f"/tube?tube={name}")
         where = site.submit("/tube/put", tube=name, pri=1, delay=0, ttr=5, body="hello")
         assert where.startswith(f"/tube?tube={name}&")
         assert site.live("tube", tube=name)["fields"]["count-ready"] == "2"
@@ -368,6 +401,8 @@ def test_pages_of_a_dead_process_say_so_and_return(site: Site) -> None:
         assert f"The process of shard {shard_of(gone[0])} does not answer" in site.page(f"/tube?tube={gone[0]}", 503)
         found = site.api("GET", "/tubes", q="dead")["tubes"]
         assert [tube["name"] for tube in found] == [name for name in names if name not in gone]
+        states = {one["shard"]: one["state"] for one in site.api("GET", "/servers")["processes"]}
+        assert [shard for shard, state in states.items() if state == "unreachable"] == [shard_of(gone[0])]
     finally:
         parent.resume()
     until(lambda: not without())

@@ -297,6 +297,10 @@ def test_several_workers_that_hold_for_long_are_counted() -> None:
             ),
         ),
         (
+            "shard", CRITICAL, {"silent_shards": (2,)}, {"silent_shards": ()},
+            "The process of shard 2 does not answer: commands for its tubes and jobs wait.",
+        ),
+        (
             "standby", WARNING, {"standby": -1}, {"standby": None},
             "No standby follows this server: if it fails, no other server can take over.",
         ),

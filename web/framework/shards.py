@@ -62,6 +62,9 @@ class Links(Protocol):
     def shard_of(self, tube: bytes) -> int:
         """Return the shard that owns *tube*."""
 
+    def is_linked(self, shard: int) -> bool:
+        """Return whether *shard* can be reached now."""
+
 
 class Shards:
     """The shards of one queue.
@@ -94,6 +97,11 @@ class Shards:
     def owns(self, tube: bytes) -> bool:
         """Return whether this shard owns *tube*. Each shard has `default`, and one of them owns it."""
         return self._links is None or self._links.shard_of(tube) == self.own
+
+    def unlinked(self) -> list[int]:
+        """Return the other shards that cannot be reached now."""
+        links = self._links
+        return [shard for shard in self.others if links is not None and not links.is_linked(shard)]
 
     def of_job(self, id: int) -> int:
         """Return the shard that has the job *id*, or that knows where it is, or that has assigned *id*."""

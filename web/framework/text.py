@@ -176,6 +176,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "middle": middle,
     "number": number,
     "rate": rate,
+    "rough_size": rough_size,
     "time": time_tag,
     "verbatim": verbatim,
 }

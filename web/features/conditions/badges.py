@@ -13,8 +13,12 @@ from greenstalk_server.web.features.conditions.rows import AttentionModel
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.per_rights import PerRights
+from greenstalk_server.web.framework.shards import ALONE, Shards
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.reads.tubes import each_tube
+
+QUESTION: Final = "buried"
+"""Question to the other shards: the number of buried jobs that the principal may see."""
 
 TUBE_BATCH: Final = 256
 """Tubes counted between two checks of the time slice."""
@@ -35,13 +39,13 @@ class Badges(NamedTuple):
 
 
 def register_badges(
-    app: Flask, live: LiveHub, attention: AttentionModel, broker: Broker
+    app: Flask, live: LiveHub, attention: AttentionModel, broker: Broker, shards: Shards = ALONE
 ) -> Callable[[], Mapping[str, str]]:
     """Add the function `badges` to the templates of *app*, and the counts to the state of every page of *live*.
 
     Return a function that returns the counts, for a page that another process of the queue renders.
     """
-    buried = PerRights[int]()
+    buried, elsewhere = PerRights[int](), PerRights[int]()
 
     def badges() -> Badges:
         """Return the counts. May switch."""
@@ -54,12 +58,25 @@ def register_badges(
         return Badges(
             _count(active.severities.total()),
             FAILURE if active.failures else WARNING if active.warnings else "",
-            _count(broker.totals.buried if who.sees_all else buried.get(attention.monitor.evaluated_at, count_visible)),
+            _count(count()),
         )
 
-    def count_visible() -> int:
-        sees = principal().sees
-        return sum([len(tube.buried) for tube in each_tube(broker, TUBE_BATCH) if sees(tube.name)])
+    def count() -> int:
+        version = attention.monitor.version
+        own = broker.totals.buried if principal().sees_all else buried.get(version, count_here)
+        return own + (elsewhere.get(version, count_elsewhere) if shards.others else 0)
+
+    def count_here() -> int:
+        """Return the number of buried jobs of this shard that the principal may see. May switch."""
+        who = principal()
+        if who.sees_all:
+            return broker.totals.buried
+        return sum([len(tube.buried) for tube in each_tube(broker, TUBE_BATCH) if who.sees(tube.name)])
+
+    def count_elsewhere() -> int:
+        return sum(shards.ask_others(QUESTION).values())
+
+    shards.answer(QUESTION, count_here)
 
     app.jinja_env.globals["badges"] = badges
     live.add_to_all("badges", lambda: badges()._asdict())

@@ -59,6 +59,7 @@ class Kind(NamedTuple):
 
 
 JOURNAL: Final = Kind("journal", "journal fails", ends_at_once=True)
+SHARD: Final = Kind("shard", "shard down", ends_at_once=True)
 DISK: Final = Kind("disk", "disk space")
 MEMORY: Final = Kind("memory", "memory")
 LIMIT: Final = Kind("limit", "near limit", "are near a limit")
@@ -78,7 +79,7 @@ HELD_JOB: Final = Kind("held_job", "held too long", "have jobs that a worker has
 PAUSED: Final = Kind("paused", "paused", "have been paused too long", ends_at_once=True)
 
 KINDS: Final = (
-    JOURNAL, DISK, MEMORY, LIMIT, STANDBY, REFUSED, BURIED, WAITING_DEAD_LETTERS, BURIED_GROWTH, NO_CONSUMERS,
+    JOURNAL, SHARD, DISK, MEMORY, LIMIT, STANDBY, REFUSED, BURIED, WAITING_DEAD_LETTERS, BURIED_GROWTH, NO_CONSUMERS,
     OLDEST_READY, HELD_BACK, TIMEOUTS, FAILED_ATTEMPTS, DEAD_LETTERS, BACKLOG_GROWTH, HELD_JOB, PAUSED,
 )  # fmt: skip
 """All kinds, the worst first."""
@@ -228,6 +229,7 @@ class ServerSample(NamedTuple):
     is_memory_full  puts are refused because of the memory limit.
     limits          the limits of the server: name of the option, name of the unit, amount used, its growth, maximum.
     refused         requests that were refused within the window, by name of the limit.
+    silent_shards   shards of the queue whose processes do not answer.
     standby         lag of the most recent standby, -1 without a standby; None if the journal is not shared.
     """
 
@@ -241,6 +243,7 @@ class ServerSample(NamedTuple):
     is_memory_full: bool = False
     limits: tuple[tuple[str, str, int, Growth, int], ...] = ()
     refused: Mapping[str, int] = MappingProxyType({})
+    silent_shards: tuple[int, ...] = ()
     standby: int | None = None
 
 
@@ -473,6 +476,9 @@ def server_measures(sample: ServerSample, thresholds: Thresholds) -> list[Measur
             " until writes succeed."
         )
         found.append(_of_server(JOURNAL, CRITICAL, 1, 1, sentence, "journal"))
+    for shard in sample.silent_shards:
+        sentence = f"The process of shard {shard} does not answer: commands for its tubes and jobs wait."
+        found.append(_of_server(SHARD, CRITICAL, 1, 1, sentence, "process")._replace(detail=f"shard {shard}"))
     found += _memory(sample, thresholds)
     for name, unit, used, growth, most in sample.limits:
         left = time_until(most - used, growth.values[0], growth.time)

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import Final
 
@@ -38,9 +39,11 @@ from greenstalk_server.web.features.conditions.measures import (
     server_measures,
     tube_measures,
 )
+from greenstalk_server.web.features.conditions.other_shards import MAX_FAILURES, OtherShards, ShardConditions
 from greenstalk_server.web.features.conditions.tracker import Tracker
 from greenstalk_server.web.features.conditions.trends import Growth, Trend
 from greenstalk_server.web.framework.cooperative import in_batches, repeated
+from greenstalk_server.web.framework.shards import ALONE, Shards
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 from greenstalk_server.web.reads.tubes import each_tube
 
@@ -104,6 +107,7 @@ class ConditionMonitor:
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
         on_failure: Callable[[bytes, int], None] = lambda tube, failed_at: None,
+        shards: Shards = ALONE,
     ) -> None:
         """Observe *broker*.
 
@@ -113,7 +117,11 @@ class ConditionMonitor:
         directory   directory of the journal; None without a journal.
         on_failure  is called in each round for each tube with failed jobs, with the time of the last failure in
                     nanoseconds.
+        shards      the shards of the queue; the home process has the conditions of all.
         """
+        self._others: OtherShards = OtherShards(clock, shards, on_failure)
+        self._others.answer(self._for_home)
+        self._failures: dict[str, int] = {}
         self.evaluated_at: int = 0
         self.conditions: tuple[ActiveCondition, ...] = ()
         self.counts: Counter[KindCount] = Counter()
@@ -145,6 +153,17 @@ class ConditionMonitor:
     def start(self) -> None:
         """Start a greenlet that evaluates for as long as this object is referenced. Does not switch."""
         self._evaluator.start()
+        self._others.start()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Changes whenever the conditions of tubes may have changed."""
+        return self.evaluated_at, self._others.version
+
+    def _for_home(self) -> ShardConditions:
+        """Return the conditions of this shard, for the home process."""
+        counts = [(kind, severity, count) for (kind, severity), count in self.counts.items()]
+        return ShardConditions(list(self.conditions), counts, dict(islice(self._failures.items(), MAX_FAILURES)))
 
     def worst_of(self, tube: bytes) -> ActiveCondition | None:
         """Return the worst condition of *tube*, or None."""
@@ -153,7 +172,7 @@ class ConditionMonitor:
 
     def visible_to(self, sees: Callable[[bytes], bool]) -> tuple[tuple[ActiveCondition, ...], Counter[KindCount]]:
         """Return `conditions` and `counts` of the server and of the tubes that *sees* selects. May switch."""
-        active = self._tubes.active(partial(in_batches, batch_size=BATCH_SIZE))
+        active = self._active_tubes()
         ranked = [(rank(condition), condition) for condition in active if sees(condition.measure.tube)]
         ranked += self._ranked_server
         conditions = [condition for _, condition in sorted(ranked, key=itemgetter(0))]
@@ -166,14 +185,20 @@ class ConditionMonitor:
 
     def each_of_tubes(self, sees: Callable[[bytes], bool]) -> Iterator[ActiveCondition]:
         """Yield the active conditions of the tubes that *sees* selects, in no particular order. May switch."""
-        for condition in self._tubes.active(partial(in_batches, batch_size=BATCH_SIZE)):
+        for condition in self._active_tubes():
             if sees(condition.measure.tube):
                 yield condition
 
     def each_active(self) -> Iterator[ActiveCondition]:
         """Yield the active conditions, also those beyond MAX_CONDITIONS, in no particular order. May switch."""
-        for tracker in (self._server, self._tubes):
-            yield from tracker.active(partial(in_batches, batch_size=BATCH_SIZE))
+        yield from self._server.active(partial(in_batches, batch_size=BATCH_SIZE))
+        yield from self._others.of_servers
+        yield from self._active_tubes()
+
+    def _active_tubes(self) -> Iterator[ActiveCondition]:
+        """Yield the active conditions of the tubes of all shards, in no particular order. May switch."""
+        yield from self._tubes.active(partial(in_batches, batch_size=BATCH_SIZE))
+        yield from in_batches(self._others.of_tubes, BATCH_SIZE)
 
     def tick(self) -> float:
         """Evaluate the server and, if a round is due, the tubes; return INTERVAL.
@@ -187,9 +212,11 @@ class ConditionMonitor:
             self._evaluate_tubes()
             self._rank_tubes()
             self.evaluated_at = self._clock()
-        ranked = sorted([*self._ranked_server, *self._ranked_tubes], key=itemgetter(0))[:MAX_CONDITIONS]
+        others = [(rank(condition), condition) for condition in self._others.of_tubes]
+        ranked = sorted([*self._ranked_server, *self._ranked_tubes, *others], key=itemgetter(0))[:MAX_CONDITIONS]
         self.conditions = tuple([condition for _, condition in ranked])
-        self.counts = self._tube_counts + Counter([_kind(condition) for _, condition in self._ranked_server])
+        listed = [condition for _, condition in [*self._ranked_server, *others]]
+        self.counts = self._tube_counts + Counter(map(_kind, listed)) + self._others.more
         return INTERVAL
 
     def _rank_tubes(self) -> None:
@@ -240,11 +267,13 @@ class ConditionMonitor:
                 ]
             ),
             refused=self._refused(now),
+            silent_shards=self._others.silent,
             standby=self._standby_lag(),
         )
         self._server.observe(server_measures(sample, self._thresholds().server), now)
         self._server.end_round(now, exists=broker.tubes.__contains__)
-        self._ranked_server = [(rank(condition), condition) for condition in self._server.active()]
+        active = [*self._server.active(), *self._others.of_servers]
+        self._ranked_server = [(rank(condition), condition) for condition in active]
 
     def _server_limits(self) -> list[tuple[str, str, int, int]]:
         """Return the option, the unit, the amount used and the maximum of each limit of the server."""
@@ -280,6 +309,7 @@ class ConditionMonitor:
         """Evaluate every tube. May switch."""
         broker, tracker, thresholds = self._broker, self._tubes, self._thresholds()
         is_first, began_at = not self.evaluated_at, self._round_began_at
+        failures: dict[str, int] = {}
         self._round_began_at = self._clock()
         held = self._longest_held(thresholds)
         for tube in each_tube(broker, BATCH_SIZE):
@@ -296,7 +326,9 @@ class ConditionMonitor:
             sample = self._sample(tube, values, growth, held.get(tube.name), now)
             if failed_at := self._failed_at(tube, now):
                 self._on_failure(tube.name, failed_at)
+                failures[tube.name.decode()] = failed_at
             tracker.observe(tube_measures(sample, thresholds.of_tube(tube.name)), now)
+        self._failures = failures
         batched = partial(in_batches, batch_size=BATCH_SIZE)
         tracker.end_round(self._clock(), broker.tubes.__contains__, batched)
         for by_tube in (self._trends, self._burials, self._received):

@@ -89,7 +89,7 @@ class AttentionModel:
 
         The rows of tubes are grouped once for each set of rights and each round of the monitor.
         """
-        of_tubes = self._of_tubes.get((self.monitor.evaluated_at, self._acknowledgements.version), self._grouped)
+        of_tubes = self._of_tubes.get((self.monitor.version, self._acknowledgements.version), self._grouped)
         if not (conditions := self.monitor.server_conditions):
             return of_tubes
         of_server = grouped(conditions, self.covering, Pace())

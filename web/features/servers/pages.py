@@ -1,4 +1,4 @@
-"""The page of this server and the others in the configuration."""
+"""The page of this server, its processes, and the other servers in the configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 PAGE_WAIT: Final = 1.0
 """Maximum seconds that the page waits for responses. It shows a server without a response as pending."""
 
-PARTS: Final = ("servers",)
+PARTS: Final = ("servers", "processes")
 
 
 class ServerPages:
@@ -39,4 +39,8 @@ class ServerPages:
 
     def _values(self, wait: float) -> dict[str, Any]:
         statuses = self._servers.statuses(wait)
-        return {"servers": statuses, "are_configured": len(statuses) > 1}
+        return {
+            "servers": statuses,
+            "are_configured": len(statuses) > 1,
+            "processes": self._servers.processes.all(),
+        }

@@ -18,13 +18,14 @@ from werkzeug.exceptions import Forbidden
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.peers import Peer
 from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
-from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.protocol.stats import ServerStats, server_stats
+from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.conditions.measures import SEVERITIES, WARNING, Measure
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
-from greenstalk_server.web.features.history.history import History, Rates
+from greenstalk_server.web.features.history.figures import WholeFigures
+from greenstalk_server.web.features.history.history import Rates
+from greenstalk_server.web.features.servers.processes import Processes
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel, instant, nanoseconds
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, send
@@ -125,21 +126,24 @@ class ListedServer(ResponseModel):
 
 
 class Servers:
-    """This server and the others in the configuration."""
+    """This server and the others in the configuration.
+
+    processes   the processes of this server.
+    """
 
     def __init__(
         self,
-        broker: Broker,
         clock: Clock,
-        history: History,
         attention: ConditionMonitor,
         peers: Callable[[], tuple[Peer, ...]],
         role: Callable[[], ClusterStatus] | None,
+        figures: WholeFigures,
+        processes: Processes,
     ) -> None:
         """*peers* returns the configured servers, and *role* the status of a server that shares its journal."""
-        self._broker: Broker = broker
+        self._figures: WholeFigures = figures
+        self.processes: Processes = processes
         self._clock: Clock = clock
-        self._history: History = history
         self._attention: ConditionMonitor = attention
         self._peers: Callable[[], tuple[Peer, ...]] = peers
         self._role: Callable[[], ClusterStatus] | None = role
@@ -192,7 +196,8 @@ class Servers:
         return known[1] if known is not None and known[0] == peer else _unknown(peer)
 
     def _own(self) -> ListedServer:
-        stats, rates = server_stats(self._broker, self._clock()), self._history.total_rates()
+        figures = self._figures.read(self._clock())
+        stats, rates = figures.stats, figures.rates
         conditions = self._attention.conditions
         worst = conditions[0].measure if conditions else None
         return ListedServer(

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from greenstalk_server.web.features.servers.processes import Process
 from greenstalk_server.web.features.servers.servers import ListedServer, require_servers
 from greenstalk_server.web.features.servers.servers import Servers as ServerList
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -19,6 +20,9 @@ class AllServers(ResponseModel):
     """This server, and the others in the configuration."""
 
     servers: Annotated[list[ListedServer], Meta(description="This server first.")]
+    processes: Annotated[
+        list[Process], Meta(description="The processes of this server by shard; empty if it is a single process.")
+    ]
 
 
 class ServersEndpoints:
@@ -34,4 +38,4 @@ class ServersEndpoints:
         Each of the others is queried at most every five seconds. The response takes at most about five seconds.
         """
         require_servers()
-        return AllServers(servers=self._servers.statuses(API_WAIT))
+        return AllServers(servers=self._servers.statuses(API_WAIT), processes=self._servers.processes.all())
