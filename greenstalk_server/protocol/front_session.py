@@ -367,7 +367,10 @@ class FrontSession(RestrictedSession):
             id: int = command[1]
             if id < self._base:
                 return self._search(verb, command, now)
-            shard = self.shard_of_job(id)
+            shard = (id - self._base) % self._shards
+            moves = self.broker.moves
+            if shard != own or (moves is not None and moves.locations):
+                shard = self.shard_of_job(id)
         elif route == RESERVE and self._reserve_shard == own and not self.has_reserved_there:
             shard = own
         elif route >= MANY:

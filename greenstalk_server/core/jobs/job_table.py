@@ -17,11 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, MutableMapping, ValuesView
 from heapq import merge
 from itertools import chain
-from typing import Final, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Final, TypeVar, cast, overload
 
 from greenstalk_server.core.gc_untrack import untrack
 from greenstalk_server.core.jobs.id_sequence import ID_END, ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import Job
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 PAGE_BITS: Final = 10
 PAGE: Final = 1 << PAGE_BITS
@@ -175,12 +178,16 @@ class JobTable(MutableMapping[int, Job]):
         """Return the slot of *id*, which any client may have chosen. No two ids have the same slot."""
         if not self._is_interleaved:
             return id
-        local = id - self._base
-        if local < 0:
+        if id < self._base:
             return id if not self._shard else _FOREIGN + id
-        if local % self._shards != self._shard or id >= ID_END:
+        if id >= ID_END:
             return _FOREIGN + id
-        return self._base + local // self._shards
+        number: i64 = id - self._base
+        shards: i64 = self._shards
+        local = number // shards
+        if number - local * shards != self._shard:
+            return _FOREIGN + id
+        return self._base + local
 
     def _scan(self, id: int, first_slot: int, end_slot: int) -> Iterator[int]:
         """Iterate over the ids above *id* in the slots from *first_slot* to below *end_slot*, in increasing order."""
