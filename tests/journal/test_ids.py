@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.id_sequence import ID_END, IdSequence
+from greenstalk_server.core.jobs.id_sequence import ID_END, ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import connecting, finishing, putting
+from greenstalk_server.core.tube_shards import Pin, TubeShards
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record, segment_log, startup
 from greenstalk_server.journal.record import Encoder, SegmentHeader
@@ -186,8 +187,8 @@ def test_put_is_refused_when_ids_are_exhausted(sync_interval: int) -> None:
     assert set(recovered(disk, START).jobs) == {ID_END - 3, *accepted}
 
 
-def started(disk: Disk, sync_interval: int, ids: IdSequence | None = None) -> tuple[Broker, JournalWriter]:
-    broker = make_broker(ids=ids)
+def started(disk: Disk, sync_interval: int, ids: IdSequence = ONE_SHARD) -> tuple[Broker, JournalWriter]:
+    broker = make_broker(ids=ids, tube_shards=TubeShards(ids.shards, [Pin(("*",), ids.shard)]))
     journal = broker.journal = JournalWriter(disk, 4096, sync_interval, seeded(1).randbytes)
     startup.recover(disk, broker, journal, START, is_strict=True)
     return broker, journal
