@@ -262,6 +262,8 @@ def test_pages_and_forms_of_a_tube_are_those_of_its_shard(site: Site) -> None:
         site.submit("/tube/pause", tube=name, seconds=60, reason="by hand")
         assert site.api("GET", "/tube", tube=name)["pause_reason"] == "by hand"
         assert "by hand" in str(site.live("overview", q=name)["rows"])
+        paused = site.api("POST", "/tube/pause", {"seconds": 60, "reason": "by a program"}, tube=name)
+        assert paused["pause_reason"] == "by a program"
 
 
 def test_pages_and_forms_of_a_job_are_those_of_its_shard(site: Site) -> None:

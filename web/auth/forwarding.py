@@ -315,7 +315,8 @@ def _json_fields(body: bytes) -> dict[str, str]:
     if len(body) > MAX_ROUTED_JSON:
         return {}
     try:
-        return dict(msgspec.structs.asdict(msgspec.json.decode(body, type=_Named)))
+        named = msgspec.structs.asdict(msgspec.json.decode(body, type=_Named))
+        return {name: value for name, value in named.items() if value}  # a tube may be in the query
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
 
