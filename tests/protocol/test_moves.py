@@ -293,4 +293,16 @@ def test_random_moves_cuts_and_deletions_keep_each_job_in_one_place(queue: Shard
     assert not any(places(queue, id) for id in gone)
     for id in alive:
         assert random.choice(fronts).send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+
+
+def test_news_from_before_a_deletion_leaves_no_location(queue: Shards) -> None:
+    client = queue.client(2)
+    id = put(client, HERE)
+    assert editing.edit_job(queue.shards[0].broker, id, queue.now, tube=THERE) == EditOutcome.DONE
+    queue.settle()
+    queue.cut(0, 1)
+    assert editing.edit_job(queue.shards[1].broker, id, queue.now, tube=ELSEWHERE) == EditOutcome.DONE
+    queue.settle()
+    assert client.send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+    queue.mend(0, 1)
     assert not any(shard.broker.moves and shard.broker.moves.locations for shard in queue.shards)

@@ -124,15 +124,15 @@ def hear(broker: Broker, sender: int, news: Sequence[tuple[int, int, int]], now:
         if job is not None and Travel.unpack(job.travel).hops < accepted:
             finish_move(broker, id, Travel.unpack(job.travel).hops + 1, sender, now)
         known = moves.locations.get(id)
-        if not moves.is_home_of(id) or (known is None and id in broker.jobs):
-            continue
+        if known is None or not moves.is_home_of(id):
+            continue  # without a location, the job is here, or another shard has told already that it is deleted
         if shard == NOWHERE:
-            if known is not None and known.hops <= hops:
+            if known.hops <= hops:
                 _forget_location(broker, id)
                 if broker.job_waiters:
                     end_job_waits(broker, id, WaitOutcome.DELETED)
-        elif known is None or known.hops < hops:
-            location = Location(shard, hops, NOWHERE if known is None else known.source)
+        elif known.hops < hops:
+            location = Location(shard, hops, known.source)
             moves.locations[id] = location
             broker.journal.locate(id, location)
 
