@@ -24,6 +24,7 @@ NO_REPLY: Final = b""
 
 
 CONTINUE: Final = b"continue"
+DECLINE: Final = b"decline"
 
 
 def _require_remote(session: SessionState) -> None:
@@ -118,7 +119,7 @@ LINK_VERBS: Final = (
     ),
     Verb(b"await", "<number>", args.parse_id, await_offer, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(CONTINUE, "", args.parse_bare, continue_, grant.NOTHING, is_extension=True, awaits_journal=False),
-    Verb(b"decline", "", args.parse_bare, decline, grant.NOTHING, is_extension=True, awaits_journal=False),
+    Verb(DECLINE, "", args.parse_bare, decline, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"leave", "", args.parse_bare, leave, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"subscribe", "", args.parse_bare, subscribe, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"unsubscribe", "", args.parse_bare, unsubscribe, grant.NOTHING, is_extension=True, awaits_journal=False),

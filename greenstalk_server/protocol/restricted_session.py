@@ -19,7 +19,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_BATCH, LIST_COST
-from greenstalk_server.protocol.link_commands import CONTINUE
+from greenstalk_server.protocol.link_commands import CONTINUE, DECLINE
 from greenstalk_server.protocol.permissions import CONSUME_JOB
 from greenstalk_server.protocol.session import PUT_LENGTH, Session
 from greenstalk_server.protocol.session_state import Command, SessionState, SlicedCommand
@@ -221,7 +221,7 @@ def _reply_of_moved(session: Session, verb: Verb, command: Command) -> bytes:
     then the others here, so that their effects are in order.
     """
     if session.skips:
-        return b"" if verb.name == CONTINUE else replies.SKIPPED
+        return b"" if verb.name in (CONTINUE, DECLINE) else replies.SKIPPED  # these two never have a reply
     if verb.route == JOB and session.broker.moves is not None:
         place = session.broker.moves.place_of(command[1])
         if place != NOWHERE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -306,3 +307,17 @@ def test_news_from_before_a_deletion_leaves_no_location(queue: Shards) -> None:
     assert client.send(b"delete %d\r\n" % id) == b"DELETED\r\n"
     queue.mend(0, 1)
     assert not any(shard.broker.moves and shard.broker.moves.locations for shard in queue.shards)
+
+
+@pytest.mark.parametrize("choose", [lambda count: 0, lambda count: count - 1])
+def test_end_of_the_input_reaches_the_home_shard_with_a_command_or_after_it(
+    queue: Shards, choose: Callable[[int], int]
+) -> None:
+    client = queue.client(2)
+    id = put(client, HERE)
+    assert editing.edit_job(queue.shards[0].broker, id, queue.now, tube=THERE) == EditOutcome.DONE
+    queue.settle()
+    queue.choose = choose
+    client.push(b"touch %d\r\ndelete %d\r\n" % (id, id))
+    assert client.send_eof() == b"NOT_FOUND\r\nDELETED\r\n"
+    assert client.session.is_closing
