@@ -206,7 +206,7 @@ def create_dashboard(
     options = options or WebOptions()
     commit = commit if commit is not None else _nothing_to_commit
     shards = Shards(broker.ids, links, broker)
-    app = _create_app(options, broker)
+    app = _create_app(options, broker, has_processes=links is not None)
     requests = measure_requests(app)  # before the guard, so that refused requests are timed too
     store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory, broker)
     audit = Audit(clock, store, shards)
@@ -392,7 +392,7 @@ def _room_refusal(directory: str | None, broker: Broker) -> Callable[[int], str]
     return partial(room_refusal, directory, broker) if directory is not None else no_refusal
 
 
-def _create_app(options: WebOptions, broker: Broker) -> Flask:
+def _create_app(options: WebOptions, broker: Broker, has_processes: bool) -> Flask:
     """Return a Flask app with the settings and template filters of the dashboard, without routes."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     # A job body may arrive with CRLF line ends, or in base64, and then has at most twice its size.
@@ -404,7 +404,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.globals |= {"url_for": caching_url_for(app), "zip": zip}
     app.jinja_env.filters |= text.FILTERS
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.context_processor(partial(_template_values, options, broker.ids.shards > 1))
+    app.context_processor(partial(_template_values, options, has_processes))
     if options.url_prefix:
         app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
     if options.trusted_proxies:

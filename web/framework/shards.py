@@ -75,11 +75,15 @@ class Shards:
     """
 
     def __init__(self, ids: IdSequence = ONE_SHARD, links: Links | None = None, broker: Broker | None = None) -> None:
-        """*links* is None if there is one shard; *broker* has the jobs of the own one."""
+        """*broker* has the jobs of the own shard.
+
+        *links* is None if there is one shard, or if the dashboard is about the own one alone.
+        """
         self._broker: Broker | None = broker
         self.own: int = ids.shard
         self.count: int = ids.shards
-        self.others: tuple[int, ...] = tuple([shard for shard in range(ids.shards) if shard != ids.shard])
+        others = [shard for shard in range(ids.shards) if shard != ids.shard] if links is not None else []
+        self.others: tuple[int, ...] = tuple(others)
         self.enter: Callable[[Facts], AbstractContextManager[None]]
         self._ids: IdSequence = ids
         self._links: Links | None = links
@@ -88,7 +92,7 @@ class Shards:
     @property
     def is_home(self) -> bool:
         """Whether this process serves the web port."""
-        return self.own == HOME
+        return self.own == HOME or not self.others
 
     def of_tube(self, tube: bytes) -> int:
         """Return the shard that owns *tube*."""
