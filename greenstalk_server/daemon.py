@@ -282,7 +282,11 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     )
     membership = Membership(members, lease.holder_id.hex)
     policy_file = _PolicyFile(options)
-    make_queue = partial(_SharedQueue, options, resources.dashboard_factory, policy_file, lease)
+    links: Links
+
+    def make_queue(rows: Rows, clock: Clock) -> _SharedQueue:
+        return _SharedQueue(options, resources.dashboard_factory, policy_file, lease, rows, clock, links)
+
     candidate = leadership.Candidate(lease, make_queue, options.strict_recovery, membership)
     lifetime = leadership.ProcessLifetime(candidate)
     web_server = _standby_web_server(resources, policy_file, candidate.status)
@@ -296,7 +300,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
     candidate.set_clock(steady_clock(run_in_thread(lease.time)))
-    server, files = _front_server(options, resources, membership, listener, candidate.clock)
+    server, links, files = _front_server(options, resources, membership, listener, candidate.clock)
     lifetime.on_drain = server.drain
     server.start()
     membership.start()
@@ -328,8 +332,8 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
 
 def _front_server(
     options: Options, resources: _Resources, membership: Membership, listener: socket.socket, clock: Clock
-) -> tuple[Server, DescriptorBudget]:
-    """Return the server of a process that leads no shard yet, and its file descriptors."""
+) -> tuple[Server, Links, DescriptorBudget]:
+    """Return the server of a process that leads no shard yet, its links, and its file descriptors."""
     queue = membership.queue
     ids = IdSequence(queue.base, queue.shards)
     broker = _broker(options, clock, NullJournal(options.journal_file_size), can_evict=False, ids=ids)
@@ -346,7 +350,7 @@ def _front_server(
         outage_wait=options.outage_wait_ns,
     )
     files = DescriptorBudget(resources.max_files, broker.limit_counters)
-    return _server(options, resources, broker, clock, None, files, links), files
+    return _server(options, resources, broker, clock, None, files, links), links, files
 
 
 def _standby_web_server(
@@ -505,6 +509,7 @@ class _SharedQueue:
         lease: LeaderLease,
         rows: Rows,
         clock: Clock,
+        links: Links | None = None,
     ) -> None:
         """Create an empty broker with its journal in *rows*."""
         from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter  # noqa: PLC0415  optional dependency
@@ -518,6 +523,7 @@ class _SharedQueue:
         self._lease: LeaderLease = lease
         self._factory: DashboardFactory | None = factory
         self._clock: Clock = clock
+        self._links: Links | None = links
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
         """Create the dashboard if there is none. This takes up to 0.3 s, which would delay a takeover."""
@@ -525,7 +531,9 @@ class _SharedQueue:
             from greenstalk_server.journal.postgresql.dashboard import DashboardRows  # noqa: PLC0415  optional dependency
 
             rows = DashboardRows(self._lease)
-            self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status, rows)
+            self.dashboard = self._factory.start_dashboard(
+                self.broker, self._clock, self.committer, status, rows, self._links
+            )
 
 
 def _handle_signals(

@@ -109,8 +109,8 @@ class Seats(Protocol):
         """Make the lease be about the shard to follow; return whether it is another one than before."""
 
     @property
-    def wanted(self) -> int | None:
-        """The shard that an operator wants this process to lead; None for none."""
+    def is_wanted(self) -> bool:
+        """Whether an operator wants this process to lead the shard of the lease."""
 
     @property
     def is_reserved(self) -> bool:
@@ -308,7 +308,7 @@ class Candidate(Generic[Q]):
                 self._reported_at = time.monotonic()
                 self._reporter = gevent.spawn(self._report, lambda: self.lease.report_standby(self._behind() or 0.0))
             self.queue.prepare(self.status)
-            if self._seats is not None and self._seats.wanted is not None and not self._lease_state.is_handing_over:
+            if self._seats is not None and self._seats.is_wanted and not self._lease_state.is_handing_over:
                 run_in_thread(self.lease.request_handover)
             return None
         return self._take_over(self._lease_state)

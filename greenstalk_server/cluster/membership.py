@@ -138,6 +138,11 @@ class Membership:
         return next((each.wanted for each in self.snapshot.processes if each.id == self.me), None)
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether an operator wants this process to lead the shard that it follows."""
+        return self._shard is not None and self.wanted == self._shard
+
+    @property
     def is_reserved(self) -> bool:
         """Whether an operator wants another process to lead the shard that this one follows."""
         return self._shard is not None and self._is_reserved(self._shard)

@@ -12,7 +12,12 @@ from typing import Final
 
 import pytest
 
+from greenstalk_server.cluster.membership import Membership
 from greenstalk_server.core.tube_shards import shard_of_tube
+from greenstalk_server.journal.postgresql.connection import conninfo_of
+from greenstalk_server.journal.postgresql.lease import LeaderLease
+from greenstalk_server.journal.postgresql.members import Members, Process, ShardState, Snapshot
+from greenstalk_server.journal.postgresql.members import Queue as QueueRow
 from tests.support.cluster import Cluster
 from tests.support.load import Connection, Gone
 from tests.support.nodes import Node, Nodes, run_command, wait_until
@@ -284,6 +289,36 @@ def test_queue_of_one_shard_is_continued_with_standbys_that_serve(cluster: Clust
             wait_until(node.listens, lambda node=node: node.log)  # type: ignore[misc]
             with connect(node) as client:
                 assert client.ask(b"delete %d" % id) == b"DELETED"
+
+
+def test_dashboard_of_an_owner_shows_the_tubes_of_all_shards(cluster: Cluster, tmp_path: Path) -> None:
+    flags = ("--journal-name", "shown", "--shards", "2", "--link", "127.0.0.1:0")
+    tubes = [next(name for name in TUBES if shard_of_tube(name, 2) == shard) for shard in range(2)]
+    with Nodes([Node(f"node-{number}", cluster.url, tmp_path, *flags) for number in range(2)]) as nodes:
+        wait_until(lambda: all(node.listens() for node in nodes.nodes), lambda: nodes.nodes[0].log)
+        with connect(nodes.nodes[0]) as client:
+            for tube in tubes:
+                put(client, tube)
+
+        def shows_all(node: Node) -> bool:
+            status, text = node.ask("api/v1/tubes")
+            return status == 200 and all(f'"{tube.decode()}"' in text for tube in tubes)
+
+        for node in nodes.nodes:
+            wait_until(lambda node=node: shows_all(node), lambda node=node: node.log)  # type: ignore[misc]
+
+
+def test_process_is_wanted_only_while_it_follows_the_shard() -> None:
+    """A request that arrives before the process has changed its shard must not move the shard that it still follows."""
+    members = Members(LeaderLease(conninfo_of("postgresql://127.0.0.1:1/none", "--journal"), "", "", 1.0), "", 2)
+    membership = Membership(members, "me")
+    state = ShardState("other", "other", False, 1)
+    membership.snapshot = Snapshot((state, state), (Process("me", "", "", "", "", 0, 1, True, None),))
+    membership.queue = QueueRow("", "", 2, 0, "", "")
+    assert membership.assign() and membership.shard == 1 and membership.is_wanted
+    membership.snapshot = Snapshot((state, state), (Process("me", "", "", "", "", 1, 0, True, None),))
+    assert membership.wanted == 0 and not membership.is_wanted
+    assert membership.assign() and membership.is_wanted
 
 
 def test_command_for_a_shard_without_an_owner_waits_and_other_shards_go_on(cluster: Cluster, tmp_path: Path) -> None:
