@@ -22,7 +22,7 @@ from werkzeug.exceptions import ServiceUnavailable
 
 from greenstalk_server.net.link_calls import Message
 from greenstalk_server.web.auth.guard import SAFE_METHODS, Guard
-from greenstalk_server.web.framework.access import FORWARDED
+from greenstalk_server.web.framework.access import FORWARDED, Principal, principal
 from greenstalk_server.web.framework.shards import Facts, Shards, context_facts
 
 PIECE: Final = 256 * 1024
@@ -182,17 +182,22 @@ class Forwarding:
             return None
         facts = {**context_facts(), "length": len(body), "badges": self.badges()}
         answer = self._shards.call(shard, HTTP, Message(facts, body), REQUEST_TIMEOUT)
-        pieces = self._pieces(shard, answer.value["more"], answer.body)
+        pieces = self._pieces(shard, answer.value["more"], answer.body, principal())
         response = Response(pieces, answer.value["status"])
         response.headers.clear()
         response.headers.extend(answer.value["headers"])
         return response
 
-    def _pieces(self, shard: int, number: int, piece: bytes) -> Iterator[bytes]:
-        """Yield a response whose first *piece* has arrived, and whose rest has *number* if there is one. Switches."""
+    def _pieces(self, shard: int, number: int, piece: bytes, who: Principal) -> Iterator[bytes]:
+        """Yield a response whose first *piece* has arrived, and whose rest has *number* if there is one. Switches.
+
+        End it if the session of *who* ends.
+        """
         try:
             yield piece
             while number:
+                if not who.lasts():
+                    raise ConnectionAbortedError("the session that requested the response has ended")
                 answer = self._shards.call(shard, NEXT, Message(number), REQUEST_TIMEOUT)
                 number = answer.value
                 yield answer.body
