@@ -151,6 +151,7 @@ class Rewrite:
         self.is_planning = True
         try:
             budget = SliceBudget()
+            self._log.pinned.clear()
             yield from self._gather(budget)
             self._log.free = self._space.measure_free()
             step = yield from self._next_step(budget)
@@ -190,6 +191,7 @@ class Rewrite:
         entries, segment.entries = segment.entries, []
         for begin in range(0, len(entries), GATHER_BATCH):
             self._entries.update(dict.fromkeys(entries[begin : begin + GATHER_BATCH]))
+            self._recorded.difference_update(entries[begin : begin + GATHER_BATCH])
             if budget.spend(GATHER_COST):
                 yield
         for begin in range(0, len(touched), GATHER_BATCH):
@@ -435,13 +437,14 @@ class Rewrite:
 
         Invariant: each step copies all jobs with no JOB record on disk, and all policies, pauses and keys that have
         changed since the failure, except those that a former step has recorded. So each of them has a record on disk
-        afterwards.
+        afterwards, unless it has changed during the step; then the segment with its former record is pinned.
         """
         self._release_removals(self._log.on_disk)
         while (
             (oldest := self._log.oldest_finished()) is not None
             and not oldest.live_bytes
             and oldest.number != self._log.newest
+            and oldest.number not in self._log.pinned
         ):
             self._log.remove_after(oldest, self._log.on_disk)
 

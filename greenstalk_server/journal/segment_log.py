@@ -77,6 +77,8 @@ class SegmentLog:
     free            bytes of the disk that new segments may take during a rewrite.
     is_full         the disk had no room to allocate a segment ahead.
     wants_rewrite   records were discarded or are in doubt; nothing is safe until a rewrite has restored them.
+    pinned          numbers of the segments on disk with the last record of a job, policy, pause or key that has changed
+                    since the step of the rewrite was planned. They must outlive the step, which may lack the change.
     keeps_positions bodies may be read back, so the position of each JOB record is kept.
     """
 
@@ -118,6 +120,7 @@ class SegmentLog:
         self.free: int = UNMEASURED
         self.is_full: bool = False
         self.wants_rewrite: bool = False
+        self.pinned: set[int] = set()
         self.keeps_positions: bool = False
 
     def adopt(self, recovery: Recovery) -> None:
@@ -413,18 +416,22 @@ class SegmentLog:
         """Count the newest record of *entry*, if there is one, as dead."""
         number, size = self.entries.pop(entry, (0, 0))
         self.live_bytes -= size
-        segment = self.segments.get(number)
-        if segment is not None:
-            segment.live_bytes -= size
+        self._mark_dead(number, size)
 
     def mark_dead(self, job: Job) -> int:
         """Count the newest JOB record of *job* as dead; return its size in bytes."""
         size = record.recorded_size(job)
         self.live_bytes -= size
-        segment = self.segments.get(job.segment)
+        self._mark_dead(job.segment, size)
+        return size
+
+    def _mark_dead(self, number: int, size: int) -> None:
+        """Count *size* bytes of the segment *number* as dead; pin it if the record that replaces them is discarded."""
+        segment = self.segments.get(number)
         if segment is not None:
             segment.live_bytes -= size
-        return size
+            if not self.current.number:
+                self.pinned.add(number)
 
     def forget_outstanding(self) -> None:
         """Reset the count of bytes copied by compaction: the copies may have been lost in a failure."""
