@@ -85,6 +85,7 @@ class Broker:
     remote_count    number of the clients that are remote (see Client).
     moves           jobs that move between shards; None in a queue of one shard.
     heads           subscriptions of their processes to the heads of tubes.
+    suspended       suspended clients by the id of their process and the number of their session (see suspending).
     totals          number of jobs by state.
     tube_sets       sets of many tubes, each made when a client that watches exactly these tubes reserves.
     clients         every connected client.
@@ -180,6 +181,7 @@ class Broker:
         self.remote_count: int = 0
         self.heads: HeadWatch = HeadWatch()
         self.moves: Moves | None = Moves(ids, self.no_tube) if ids.shards > 1 else None
+        self.suspended: dict[str, dict[int, Client]] = {}
 
     def subscribe(self, listener: BrokerListener) -> None:
         """Notify *listener* from now on."""

@@ -38,6 +38,8 @@ TRUNCATED: Final = 16
 
 TRAVEL: Final = 17
 """A packed Travel."""
+RESERVATION: Final = 18
+"""The packed Reservation by a remote client (see greenstalk_server.journal.record), of a reserved job."""
 
 MAX_KEY: Final = 64
 """Maximum bytes of a unique key."""
@@ -103,6 +105,14 @@ class DeadLetter(NamedTuple):
         if not 0 < reason < len(REASON_NAMES):
             raise ValueError(f"unknown reason {reason}")
         return DeadLetter(reason, source, attempts, first_at, last_at)
+
+
+def value_of(tag: int, data: bytes) -> bytes:
+    """Return the value of the attribute *tag* in *data*; empty if it is missing."""
+    for found, value in _attributes(data):
+        if found == tag:
+            return value
+    return b""
 
 
 def encode(job: Job) -> bytes:

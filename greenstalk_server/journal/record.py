@@ -18,6 +18,7 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.jobs.job_history import RESERVED
+from greenstalk_server.core.remote import Reservation
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.travel import Location, is_moving
 
@@ -53,8 +54,8 @@ UPDATE: Final = 10
 """A job's state, pri, delay, deadline and counts, and the event that has changed them."""
 
 RESERVE: Final = 11
-"""A job was reserved, or its reservation ended without a command: the counts of reserves and timeouts, and the
-event."""
+"""A job was reserved, or its reservation ended without a command: the counts of reserves and timeouts, the event, and
+for a reservation by a remote client its Reservation."""
 
 IDS: Final = 12
 """The next job id. It may be lower than an earlier recorded one if reserved ids were not used."""
@@ -92,6 +93,9 @@ BITS: Final = 63
 """Maximum bits of an id, sequence number, burial, delay or ttr that a server writes. A larger value is forged, and
 would leave no number for the next record or job."""
 
+MAX_FRONT: Final = 64
+"""Maximum characters of the id of a front, which consists of ASCII letters and digits."""
+
 ID_LIMIT: Final = 2**62 + 2**61
 """Every job id is below this: a record with another id is not written, and is ignored when read. Imported ids are at
 most 2**62, which leaves 2**61 for new jobs."""
@@ -118,6 +122,9 @@ UPDATE_FIELDS: Final = struct.Struct(f"<QIQQIIIIIB{job_history.EVENT.size}s")
 
 RESERVE_FIELDS: Final = struct.Struct("<QII" + job_history.EVENT.format[1:])
 """id, reserves, timeouts; time, kind and client of the event."""
+
+RESERVATION_FIELDS: Final = struct.Struct("<QQ")
+"""session, number; the id of the front follows."""
 
 JOB_WITH_EVENTS_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "B")
 """The fields of JOB, then the length of the events, which are between the name and the body."""
@@ -257,6 +264,36 @@ def events_of(job: Job) -> bytes:
     """Return the events of *job*, including its current reservation."""
     holder = job.holder if not is_moving(job.cold.travel) else None
     return job.events if holder is None else job_history.add(job.events, RESERVED, job.reserved_at, holder.number)
+
+
+def attributes_of(job: Job) -> bytes:
+    """Return the attributes of *job*, including its current reservation if a remote client holds it."""
+    attributes, reservation = job_attributes.encode(job), reservation_of(job)
+    return (
+        attributes + bytes((job_attributes.RESERVATION, len(reservation))) + reservation if reservation else attributes
+    )
+
+
+def reservation_of(job: Job) -> bytes:
+    """Return the current reservation of *job* if a remote client holds it whose session can be resumed; else empty."""
+    if job.holder is None or job.holder.remote is None:
+        return b""
+    front, session, number = job.holder.remote.reservation_of(job.id)
+    return RESERVATION_FIELDS.pack(session, number) + front.encode()
+
+
+def decode_reservation(data: bytes) -> Reservation | None:
+    """Return the Reservation in *data*; None if it is malformed."""
+    front = data[RESERVATION_FIELDS.size :]
+    if not (0 < len(front) <= MAX_FRONT and front.isalnum()):
+        return None
+    session, number = RESERVATION_FIELDS.unpack_from(data)
+    return Reservation(front.decode(), session, number) if not (session | number) >> BITS else None
+
+
+def reserve_size(job: Job) -> int:
+    """Return the size in bytes of a RESERVE record of *job*, which has just been reserved."""
+    return RESERVE_SIZE + len(reservation_of(job))
 
 
 def extra_size(events: bytes, attributes: bytes) -> int:
@@ -418,23 +455,24 @@ class Encoder:
     def reserve(self, job: Job, sequence: int) -> bytes:
         """Return a RESERVE record of *job*, which has just been reserved."""
         assert job.holder is not None
-        return self._reservation(job, sequence, job.reserved_at, RESERVED, job.holder.number)
+        return self._reservation(job, sequence, job.reserved_at, RESERVED, job.holder.number, reservation_of(job))
 
     def expire_reservation(self, job: Job, sequence: int) -> bytes:
         """Return a RESERVE record of *job*, whose reservation has ended as its last event says."""
         at, kind, client = job_history.last(job.events)
         return self._reservation(job, sequence, at, kind, client)
 
-    def _reservation(self, job: Job, sequence: int, at: int, event: int, client: int) -> bytes:
-        """Return a RESERVE record of *job* with an event of the kind *event*."""
+    def _reservation(
+        self, job: Job, sequence: int, at: int, event: int, client: int, reservation: bytes = b""
+    ) -> bytes:
+        """Return a RESERVE record of *job* with an event of the kind *event*, and the packed *reservation*."""
+        length, timeouts = _RESERVE_LENGTH + len(reservation), job.cold.timeouts
         try:
-            fields = _RESERVE_RECORD.pack(
-                _RESERVE_LENGTH, sequence, RESERVE, job.id, job.reserves, job.cold.timeouts, at, event, client
-            )
+            fields = _RESERVE_RECORD.pack(length, sequence, RESERVE, job.id, job.reserves, timeouts, at, event, client)
         except struct.error:
             _clamp_counts(job)
-            return self._reservation(job, sequence, at, event, client)
-        return self.seal(fields)
+            return self._reservation(job, sequence, at, event, client, reservation)
+        return self.seal(fields, reservation)
 
     def delete(self, id: int, sequence: int) -> bytes:
         """Return a DELETE record of the job *id*."""

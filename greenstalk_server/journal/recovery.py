@@ -21,6 +21,7 @@ from greenstalk_server.core.jobs.body_cache import BODY_COST, JOB_COST, SMALL
 from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.jobs.job_table import JobTable
+from greenstalk_server.core.remote import Reservation
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.travel import Location
@@ -80,6 +81,8 @@ class Recovery:
     refusal     why no start reads the journal, and what to do; "" if all segments are of this server's version.
     is_import_open  after `settle`: an import had begun and not ended.
     returned    after `settle`: the jobs whose reservations it has ended; their last event is RETURNED.
+    reservations    reservations by remote clients that have not ended, by the job's id. After `settle`, those that it
+                has not ended.
     undone_keys after `settle`: the keys that it has undone. The deletion that kept such a key was torn before its
                 DELETE record, so the job still exists, and has the key itself. The values, as in `keys`, are from
                 before that deletion; zeros if the key was free.
@@ -102,6 +105,7 @@ class Recovery:
     is_import_open: bool = False
     refusal: str = ""
     returned: list[Job] = field(default_factory=list)
+    reservations: dict[int, Reservation] = field(default_factory=dict)
     undone_keys: dict[tuple[bytes, bytes], tuple[int, int]] = field(default_factory=dict)
     memory: int | None = None
     ids: IdSequence = ONE_SHARD
@@ -181,19 +185,28 @@ class Recovery:
                 else:
                     self.keys.pop(entry, None)
 
-    def settle(self, now: int) -> None:
+    def reservation_size(self, id: int) -> int:
+        """Return the bytes that the reservation of the job *id* takes as an attribute; 0 without one."""
+        found = self.reservations.get(id)
+        return 2 + record.RESERVATION_FIELDS.size + len(found.front) if found is not None else 0
+
+    def settle(self, now: int, *, ends_remote: bool = True) -> None:
         """Undo an interrupted import, end all reservations, make due jobs ready, pause tubes, and drop expired keys.
+
+        If *ends_remote* is false, the reservations by remote clients continue: their jobs keep the recorded states and
+        events.
 
         If the clock was set back, replace by *now* each later time from which an age or a burial counts, and limit
         delays and pauses to the requested lengths.
         """
-        for _ in self.settle_slices(now):
+        for _ in self.settle_slices(now, ends_remote=ends_remote):
             pass
 
-    def settle_slices(self, now: int) -> Iterator[None]:
+    def settle_slices(self, now: int, *, ends_remote: bool = True) -> Iterator[None]:
         """Do what `settle` does, and yield after each slice of it."""
         self.is_import_open = self._import_undo is not None
         self._undo_import()
+        self.reservations = {} if ends_remote else {id: one for id, one in self.reservations.items() if id in self.jobs}
         jobs = iter(self.jobs.values())
         while slice := list(islice(jobs, SETTLE_SLICE)):
             self._settle_jobs(slice, now)
@@ -217,6 +230,8 @@ class Recovery:
             job.created_at = min(job.created_at, now)
             if job.expires_from > now:
                 job.expires_from = now
+            if job.id in self.reservations:
+                continue
             if job.state == BURIED:
                 job.events = job_history.limit(job.events, now)
             awaits = job.state == DELAYED and isinstance(job, TaggedJob) and job.may_await
@@ -468,8 +483,8 @@ class Recovery:
             job.events = data[events_at:attributes_at]
         if body_at > events_at:
             record.note_extra(job, body_at - (at + _NAME_AT + name_length))
-        if attributes_length:
-            job_attributes.decode_into(job, data[attributes_at:body_at])
+        if attributes_length or self.reservations:
+            self._decode_attributes(job, data[attributes_at:body_at])
         if self._import_undo is not None:
             self._import_undo.setdefault(id, self.jobs.get(id))
         if self.memory is not None:
@@ -501,6 +516,19 @@ class Recovery:
         if self.memory is not None and job is not None:
             self.memory += JOB_COST + (0 if job.body is None else job.size + BODY_COST)
 
+    def _decode_attributes(self, job: Job, attributes: bytes) -> None:
+        """Replace the attributes of *job* by *attributes*, and note its reservation if there is one among them."""
+        job_attributes.decode_into(job, attributes)
+        self._note_reservation(job.id, job_attributes.value_of(job_attributes.RESERVATION, attributes))
+
+    def _note_reservation(self, id: int, data: bytes) -> None:
+        """Note the packed reservation *data* of the job *id*; empty if no remote client holds the job."""
+        reservation = record.decode_reservation(data) if data else None
+        if reservation is not None:
+            self.reservations[id] = reservation
+        else:
+            self.reservations.pop(id, None)
+
     def _tube(self, name: bytes) -> Tube | None:
         """Return the tube *name*, or None if that is not a valid name."""
         tube = self._tubes.get(name)
@@ -521,13 +549,15 @@ class Recovery:
             return
         job.record_extra += len(job.tube.name) - len(tube.name)
         job.tube = tube
-        job_attributes.decode_into(job, data[attributes_at:stop])
+        self._decode_attributes(job, data[attributes_at:stop])
 
     def _update(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         job = self._job_of(data, at)
-        if job is not None and self._change(job, data, at) and job_history.is_kick(job.events):
-            job.attempts_base = job.reserves
-            job.expires_from = job_history.last(job.events).at
+        if job is not None and self._change(job, data, at):
+            self.reservations.pop(job.id, None)
+            if job_history.is_kick(job.events):
+                job.attempts_base = job.reserves
+                job.expires_from = job_history.last(job.events).at
 
     def _job_of(self, data: bytes, at: int) -> Job | None:
         """Return the job of the record at *at*; None if it does not exist."""
@@ -551,7 +581,9 @@ class Recovery:
             return
         _, job.reserves, job.timeouts, *_ = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
         event_at = at + _EVENT_OF_RESERVE
-        job.events = job_history.join(job.events, data[event_at : event_at + job_history.EVENT.size])
+        rest_at = event_at + job_history.EVENT.size
+        job.events = job_history.join(job.events, data[event_at:rest_at])
+        self._note_reservation(job.id, data[rest_at:stop])
         if not job_history.is_reserved(job.events):
             job.state, job.deadline = READY, job_history.last(job.events).at
         elif job.state == READY or (job.state == DELAYED and job.deadline <= job_history.last(job.events).at):
@@ -560,6 +592,8 @@ class Recovery:
     def _delete(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
         self._release_memory(self.jobs.pop(id, None))
+        if self.reservations:
+            self.reservations.pop(id, None)
         if self._replaced_keys:
             self._replaced_keys.pop(id, None)
         if self._highest_id < id < _ID_LIMIT and self.ids.owns(id):

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Final
 
-from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import no_space_error
@@ -350,7 +349,7 @@ class Rewrite:
         for job in step.copies:
             yield self._log.copy_size(job)
         for job in step.changes:
-            yield record.move_size(job, job_attributes.encode(job)) + record.RESERVE_SIZE
+            yield record.move_size(job, record.attributes_of(job)) + record.reserve_size(job)
         yield 0
 
     def _record(self, step: Step, budget: SliceBudget) -> Generator[None, None, None]:

@@ -139,7 +139,7 @@ class SegmentLog:
             self.segments[job.segment].live_bytes += size
             self.live_bytes += size
             if job.cold is not DEFAULT_COLD_STATE:
-                self._note_growth(job, job_attributes.encode(job))
+                self._note_growth(job, job_attributes.encode(job) + bytes(recovery.reservation_size(job.id)))
         entries: list[record.Entry] = [
             *recovery.policies,
             *recovery.pauses,
@@ -233,7 +233,7 @@ class SegmentLog:
 
     def add_job(self, job: Job, size: int, events: bytes = b"", attributes: bytes = b"") -> None:
         """Append a JOB record of *job* with *events* and *attributes*; the record takes *size* bytes."""
-        if job.cold is not DEFAULT_COLD_STATE or events:
+        if job.cold is not DEFAULT_COLD_STATE or events or attributes:
             record.note_extra(job, record.extra_size(events, attributes))
         segment = self.room_for(size)
         self.sequence += 1
@@ -263,7 +263,7 @@ class SegmentLog:
 
     def _copied(self, job: Job) -> tuple[bytes, bytes]:
         """Return the events and attributes for a copy of *job*; on a full disk, without events that make it larger."""
-        events, attributes = record.events_of(job), job_attributes.encode(job)
+        events, attributes = record.events_of(job), record.attributes_of(job)
         if self.is_full:
             lengths = record.extra_size(b"", attributes) or 1
             events = job_history.newest(events, max(0, record.extra_of(job) - lengths))
@@ -290,7 +290,7 @@ class SegmentLog:
 
     def add_move(self, job: Job) -> None:
         """Record the state, tube and attributes of *job*, and its last event."""
-        attributes = job_attributes.encode(job)
+        attributes = record.attributes_of(job)
         segment = self.room_for(record.move_size(job, attributes))
         self.sequence += 1
         segment.add(segment.encoder.move(job, self.sequence, attributes), job.id)
@@ -314,7 +314,12 @@ class SegmentLog:
 
     def add_reserve(self, job: Job) -> None:
         """Record the reservation of *job*."""
-        segment = self.room_for(record.RESERVE_SIZE)
+        assert job.holder is not None
+        if job.holder.remote is not None:  # a copy of the job has the reservation
+            self._note_growth(job, record.attributes_of(job))
+            segment = self.room_for(record.reserve_size(job))
+        else:
+            segment = self.room_for(record.RESERVE_SIZE)
         self.sequence += 1
         segment.add(segment.encoder.reserve(job, self.sequence), job.id)
 

@@ -39,11 +39,14 @@ PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two log lines about a long recovery."""
 
 
-def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_strict: bool) -> None:
+def recover(
+    files: Files, broker: Broker, journal: JournalWriter, now: int, is_strict: bool, *, ends_remote: bool = True
+) -> None:
     """Fill *broker*, which must be new and empty, from *files*, and let *journal* continue in a new segment.
 
     Raise StartError if that fails. With *is_strict*, damage other than a torn tail is an error. beanstalkd's files, if
-    there are any, are imported.
+    there are any, are imported. If *ends_remote* is false, reservations by remote clients continue: these clients are
+    suspended.
     """
     try:
         memory = broker.bodies.limit if broker.bodies is not None else None
@@ -52,7 +55,7 @@ def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_s
         _refuse_misplaced(recovery, broker, now)
         source = _read_beanstalkd(files, is_strict)
         _tidy(files, recovery)
-        recovery.settle(now)
+        recovery.settle(now, ends_remote=ends_remote)
         _begin(recovery, broker, journal)
         write_out(journal)  # only the header, which fits; it reserves ids, so that no put waits for a sync
         _record_returns(recovery, journal)
@@ -62,7 +65,7 @@ def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_s
         raise StartError(f"journal: {reason}", EXIT_JOURNAL) from error
     except MemoryError:
         raise StartError(f"journal: not enough memory to read it; {MEMORY_ADVICE}", EXIT_JOURNAL) from None
-    restoring.restore(broker, next_id, now)
+    restoring.restore(broker, next_id, now, recovery.reservations)
 
 
 def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:

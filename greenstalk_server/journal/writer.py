@@ -172,7 +172,7 @@ class JournalWriter:
 
     def _put_again(self, new: Job, old: Job | None) -> bool:
         """Record *new* in full. Its id already has a JOB record: of *old*, or of a deleted job if *old* is None."""
-        log, events, attributes = self._log, record.events_of(new), job_attributes.encode(new)
+        log, events, attributes = self._log, record.events_of(new), record.attributes_of(new)
         size = record.job_size(new) + record.extra_size(events, attributes)
         if not self._space.has_room(size):
             return False
@@ -195,7 +195,9 @@ class JournalWriter:
 
     def reserve(self, job: Job) -> None:
         self._log.add_reserve(job)
-        if job.id in self._new_ids:  # no client may learn of a job that a crash could still undo
+        assert job.holder is not None
+        # No client may learn of a job that a crash could still undo, nor a remote one of a reservation.
+        if job.id in self._new_ids or job.holder.remote is not None:
             self.promised = self._log.sequence
 
     def expire_reservation(self, job: Job) -> None:

@@ -156,6 +156,8 @@ def awaited_reply(session: SessionState, now: int) -> bytes:
     assert job is not None
     if body is None and not session.is_peek:  # else later reserves would fail on the same job
         finishing.bury(session.broker, session.client, job.id, job.pri, now)
+        if session.client.remote is not None:
+            session.client.remote.reserved -= 1  # its front counts the jobs that it receives
     if batch is not None:
         return _batch_reply(session, batch if body is None else [*batch, (job, body)], now)
     if body is not None:

@@ -25,6 +25,7 @@ TABLES = {
     "Header": struct.Struct("<8sI4sQQQI"),
     "Record": record.HEADER,
     "Event": job_history.EVENT,
+    "Reservation of a remote client": record.RESERVATION_FIELDS,
     "Kind 1, JOB": record.JOB_FIELDS,
     "Kind 4, DELETE": record.DELETE_FIELDS,
     "Kind 5, PAUSE": record.PAUSE_FIELDS,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.remote import RemoteSession, Reservation
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, Encoder, SegmentHeader, decode_segment_header
@@ -175,6 +176,44 @@ def test_reservation_round_trip(salt: bytes, job: Job, reserves: int, timeouts: 
     if state == BURIED or (state == DELAYED and job.deadline > at):
         job.state = state  # which `settle` returns it to
     assert recorded_fields(replay(salt, data, reserve).jobs[job.id]) == recorded_fields(job)
+
+
+REMOTES = st.builds(RemoteSession, st.text("09azAZ", min_size=1, max_size=record.MAX_FRONT), COUNT)
+
+
+def reserve_remotely(job: Job, remote: RemoteSession) -> None:
+    """Reserve *job* for a remote client."""
+    reserve_job(job, 1, 2)
+    assert job.holder is not None
+    job.holder.remote = remote
+    remote.note_reserved(job.id)
+
+
+@given(SALTS, jobs(), REMOTES)
+def test_reservation_of_a_remote_client_round_trip(salt: bytes, job: Job, remote: RemoteSession) -> None:
+    encoder = Encoder(salt)
+    data = encoder.job(job, 1, job.events)
+    reserve_remotely(job, remote)
+    reserve = encoder.reserve(job, 2)
+    assert len(reserve) == record.reserve_size(job)
+    expected = {job.id: Reservation(remote.front, remote.number, 1)}
+    assert replay(salt, data, reserve).reservations == expected
+    attributes = record.attributes_of(job)
+    copy = encoder.seal(encoder.begin_job(job, 3, record.events_of(job), attributes), job.body or b"")
+    assert replay(salt, data, reserve, copy).reservations == expected
+    move = encoder.move(job, 3, attributes)
+    assert replay(salt, data, reserve, move).reservations == expected
+    for end in (encoder.update(job, 3), encoder.delete(job.id, 3), encoder.job(job, 3), encoder.move(job, 3, b"")):
+        assert replay(salt, data, reserve, end).reservations == {}
+    job.holder = Client(job.tube, lambda: None, 1)
+    assert replay(salt, data, reserve, encoder.reserve(job, 3)).reservations == {}
+
+
+@pytest.mark.parametrize("front", [b"", b"a" * 65, b"a b", b"\xe4"])
+def test_malformed_reservation_is_ignored(front: bytes) -> None:
+    assert record.decode_reservation(record.RESERVATION_FIELDS.pack(1, 1) + front) is None
+    assert record.decode_reservation(record.RESERVATION_FIELDS.pack(2**63, 1) + b"a") is None
+    assert record.decode_reservation(b"short") is None
 
 
 @given(SALTS, jobs(), U32, st.sampled_from([job_history.TIMED_OUT, job_history.RETURNED]), U64, U32)

@@ -30,6 +30,7 @@ from greenstalk_server.core.operations import (
     undoing,
 )
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
+from greenstalk_server.core.remote import RemoteSession, Reservation
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.travel import Location
@@ -65,6 +66,7 @@ class JobSnapshot:
             state, which a restart restores.
     place   deadline if delayed, burial number if buried, else 0.
     events  events, including the current reservation.
+    reservation     the current reservation, if a remote client holds the job.
     """
 
     tube: bytes = field(repr=False)
@@ -87,6 +89,7 @@ class JobSnapshot:
     dead_letter: bytes
     tags: bytes
     is_truncated: bool
+    reservation: Reservation | None
 
     @staticmethod
     def of(job: Job) -> JobSnapshot:
@@ -94,8 +97,10 @@ class JobSnapshot:
         state, deadline, events = job.state, job.deadline, job.events
         if job.former_state:
             state, deadline = job.former_state, job.former_deadline
+        reservation = None
         if job.holder is not None:
             events = job_history.add(events, job_history.RESERVED, job.reserved_at, job.holder.number)
+            reservation = job.holder.remote.reservation_of(job.id) if job.holder.remote is not None else None
         elif state == RESERVED:
             state = READY
         return JobSnapshot(
@@ -119,6 +124,7 @@ class JobSnapshot:
             job.dead_letter,
             job_attributes.encode_tags(job) if isinstance(job, TaggedJob) else b"",
             job.is_truncated,
+            reservation,
         )
 
     @property
@@ -140,8 +146,13 @@ class JobSnapshot:
             return replace(self, state=DELAYED, place=0, events=self.events[: -job_history.EVENT.size])
         return self
 
-    def after_restart(self, now: int) -> JobSnapshot | None:
-        """Return the snapshot that the job must have after a restart at *now*; None if the restart deletes the job."""
+    def after_restart(self, now: int, *, ends_remote: bool = True) -> JobSnapshot | None:
+        """Return the snapshot that the job must have after a restart at *now*; None if the restart deletes the job.
+
+        If *ends_remote* is false, the reservations by remote clients continue.
+        """
+        if self.reservation is not None:
+            return replace(self, reservation=None).after_restart(now) if ends_remote else self
         if self.is_truncated:
             return None
         events = self.events
@@ -222,10 +233,11 @@ class History:
             there = [id for id in group if id in broker.jobs]
             assert not there or all(id in there or is_deleted[id] for id in group), f"of {group} there is only {there}"
 
-    def check(self, broker: Broker, safe: int, now: int, acknowledged: int = 0) -> None:
+    def check(self, broker: Broker, safe: int, now: int, acknowledged: int = 0, *, ends_remote: bool = True) -> None:
         """Assert that *broker*, after a restart, has all changes up to record *safe*, and only recorded states.
 
         Its next id must exceed the ids in all records up to number *acknowledged*, even if these records are lost.
+        *ends_remote* as for `startup.recover`.
         """
         invariants.check(broker)
         self.check_groups(broker)
@@ -234,7 +246,7 @@ class History:
             job = broker.jobs.get(id)
             found = self._recorded(JobSnapshot.of(job).settled(now) if job is not None else None)
             possible = [
-                self._recorded(snapshot.after_restart(now) if snapshot is not None else None)
+                self._recorded(snapshot.after_restart(now, ends_remote=ends_remote) if snapshot is not None else None)
                 for snapshot in _possible_values(entries, safe, None)
             ]
             assert found in possible or self._lacks_events(found, possible), f"job {id}: {found} is none of {possible}"
@@ -257,6 +269,8 @@ class History:
         if not self.has_been_full or found is None:
             return False
         snapshots = [snapshot for snapshot in possible if snapshot is not None]
+        if found.reservation is not None:  # its event may be missing
+            return found in [replace(snapshot, events=found.events) for snapshot in snapshots]
         if self.has_been_shortened:
             size = job_history.EVENT.size
             last = found.events[-size:]
@@ -443,7 +457,9 @@ class Bench:
         self.broker.retained_keys.table = self.journal.keys  # compaction copies the keys of this table
         self.safe: int = self.journal.safe
         self.history.begin(self.broker, self.safe)
-        self.clients: list[Client] = [self._connect() for _ in range(3)]
+        self._crashes: int = 0
+        self._sessions: int = 0
+        self.clients: list[Client] = [self._connect(is_remote=number == 0) for number in range(3)]
 
     # The work of the committer
 
@@ -723,7 +739,7 @@ class Bench:
     def reconnect(self) -> None:
         at = self.random.randrange(len(self.clients))
         connecting.disconnect(self.broker, self.clients[at], self.now)
-        self.clients[at] = self._connect()
+        self.clients[at] = self._connect(is_remote=at == 0)
 
     def finish(self) -> None:
         """Reserve the next job, and delete it."""
@@ -769,25 +785,35 @@ class Bench:
         self.journal.check_live_bytes()
 
     def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
-        """Assert that a server on *disk* recovers all that it must; with *is_strict*, that it reports no damage."""
-        self.history.check(recovered(disk, self.now, is_strict), self.safe, self.now, self.journal.safe)
+        """Assert that a server on *disk* recovers all that it must; with *is_strict*, that it reports no damage.
+
+        Every second one of these servers belongs to a queue of several shards.
+        """
+        self._crashes += 1
+        ends_remote = self._crashes % 2 == 0
+        broker = recovered(disk, self.now, is_strict, ends_remote=ends_remote)
+        self.history.check(broker, self.safe, self.now, self.journal.safe, ends_remote=ends_remote)
 
     @property
     def live_bytes(self) -> int:
         """Bytes of the newest records of all jobs, computed from the jobs, and of all policies and keys."""
         return sum(recorded_size(job) for job in self.broker.jobs.values()) + self.journal.entry_bytes
 
-    def _connect(self) -> Client:
+    def _connect(self, *, is_remote: bool) -> Client:
         client = connecting.connect(self.broker, lambda: None)
+        if is_remote:
+            self._sessions += 1
+            connecting.become_remote(self.broker, client, None, RemoteSession("f1", self._sessions))
         connecting.use(self.broker, client, self.random.choice(TUBES))
         for name in self.random.sample(TUBES, 2):
             connecting.watch(self.broker, client, name)
         return client
 
     def _client(self) -> Client:
-        """Return a random client, and end its wait if it waits."""
+        """Return a random client, and end its wait if it waits, or the offer to it."""
         client = self.random.choice(self.clients)
         waiting.cancel_wait(self.broker, client)
+        waiting.decline_offer(self.broker, client, self.now)
         return client
 
     def _held(self) -> tuple[Client, int] | None:
@@ -820,12 +846,14 @@ def exhausted_bodies() -> Bodies:
     return bodies
 
 
-def recovered(files: Files, now: int, is_strict: bool = True, bodies: Bodies | None = None) -> Broker:
-    """Return the broker of a server that has started on *files*."""
+def recovered(
+    files: Files, now: int, is_strict: bool = True, bodies: Bodies | None = None, *, ends_remote: bool = True
+) -> Broker:
+    """Return the broker of a server that has started on *files*; *ends_remote* as for `startup.recover`."""
     broker = make_broker()
     broker.bodies = bodies
     journal = broker.journal = JournalWriter(files, SMALL_SEGMENT, 0, os.urandom)
-    startup.recover(files, broker, journal, now, is_strict)
+    startup.recover(files, broker, journal, now, is_strict, ends_remote=ends_remote)
     return broker
 
 

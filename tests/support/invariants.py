@@ -44,6 +44,8 @@ def check(broker: Broker) -> None:
         tube_set.check()
     for client in broker.clients:
         _check_client(broker, client)
+    found = {client for clients in broker.suspended.values() for client in clients.values()}
+    assert found == {client for client in broker.clients if client.is_suspended}
     _check_subscriptions(broker)
     assert not broker.dependents.targets or broker.dependents.timer_at, "a tick is due to handle the dependents"
     assert len(broker.recent_workers) <= MAX_RECENT_WORKERS
@@ -78,7 +80,11 @@ def _check_places(broker: Broker) -> None:
             assert job.former_state in (0, BURIED, DELAYED)
             timer_at = job.holder.timer_at  # for a closed client, the time at which its next job is requeued
             is_left_to_next_start = broker.is_stopping and job.holder.is_closed
-            assert is_left_to_next_start or (timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed))
+            assert (
+                is_left_to_next_start
+                or job.holder.is_suspended
+                or (timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed))
+            )
         assert len(job.events) in job_history.SIZES
     assert places == dict.fromkeys(broker.jobs, 1)
     assert broker.ids.owns(broker.next_id) and broker.next_id <= MAX_ID
@@ -283,6 +289,12 @@ def _check_client(broker: Broker, client: Client) -> None:
         assert 0 < client.timer_at <= client.offered_until
     assert all(broker.tubes[name] is tube for name, tube in client.watched.items())
     assert client.is_waiting or not client.awaited_id
+    if client.remote is not None:
+        assert client.remote.numbers.keys() == client.reserved.keys()
+        assert max(client.remote.numbers.values(), default=0) <= client.remote.reserved or client.is_suspended
+    if client.is_suspended:
+        assert client.remote is not None and not client.is_waiting and client.offered is None
+        assert broker.suspended[client.remote.front][client.remote.number] is client
     if client.is_waiting:
         assert client.outcome is None
         if client.wait_until is not None:

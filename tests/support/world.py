@@ -25,10 +25,12 @@ from greenstalk_server.core.operations import (
     kicking,
     putting,
     reserving,
+    suspending,
     ticking,
     undoing,
 )
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
+from greenstalk_server.core.remote import RemoteSession
 from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.transitions.dependents import wake_dependents
@@ -152,10 +154,14 @@ class World(BrokerListener):
         """Connect a client that uses *use* and watches *watch*."""
         return Actor(self, use, list(watch))
 
-    def remote(self, watch: Iterable[bytes] = (b"default",), front: object = "front") -> Actor:
-        """Connect a client of the process *front* that uses no tube and watches *watch*."""
+    def remote(self, watch: Iterable[bytes] = (b"default",), front: object = "front", session: int = 0) -> Actor:
+        """Connect a client of the process *front* that uses no tube and watches *watch*.
+
+        With a *session*, which is its number, the client can be suspended.
+        """
         actor = Actor(self, b"default", [b"default"])
-        connecting.become_remote(self.broker, actor.client, front)
+        remote = RemoteSession(str(front), session) if session else None
+        connecting.become_remote(self.broker, actor.client, front, remote)
         connecting.subscribe(self.broker, actor.client, is_on=True)
         for name in watch:
             actor.watch(name)
@@ -442,6 +448,16 @@ class Actor:
 
     def decline(self) -> None:
         waiting.decline_offer(self.broker, self.client, self.world.now)
+        self.world.check()
+
+    def suspend(self) -> None:
+        """Lose the link of the remote client."""
+        suspending.suspend(self.broker, self.client, self.world.now)
+        self.world.check()
+
+    def resume(self, reserved: int) -> None:
+        """Continue the session of a suspended client, whose front knows of its first *reserved* reservations."""
+        suspending.resume(self.broker, self.client, reserved, self.world.now)
         self.world.check()
 
     @property

@@ -106,6 +106,15 @@ def is_reserved(events: bytes) -> bool:
     return bool(events) and events[_LAST_KIND] == RESERVED
 
 
+def without_reservation(events: bytes) -> tuple[bytes, Event | None]:
+    """Return *events* without the last RESERVED, and that event; None if there is none."""
+    for at in range(len(events) - EVENT.size, -1, -EVENT.size):
+        event = Event(*EVENT.unpack_from(events, at))
+        if event.kind == RESERVED:
+            return events[:at] + events[at + EVENT.size :], event
+    return events, None
+
+
 def highest_client(events: bytes) -> int:
     """Return the highest client number in *events*, whose size must be in SIZES; NOBODY if there is none."""
     return max([client for _, _, client in EVENT.iter_unpack(events)], default=NOBODY)

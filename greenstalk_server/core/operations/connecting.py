@@ -12,6 +12,7 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.operations.finishing import expire_reservation, record_expiry
 from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.remote import RemoteSession
 from greenstalk_server.core.transitions.reservation import remove_reserved
 from greenstalk_server.core.transitions.waiting import cancel_wait, decline_offer
 from greenstalk_server.core.tubes.tube import Tube
@@ -42,10 +43,11 @@ def _next_number(last: int, ids: IdSequence) -> int:
     return number if number <= job_history.LAST_CLIENT else ids.shard or ids.shards
 
 
-def become_remote(broker: Broker, client: Client, front: object) -> None:
+def become_remote(broker: Broker, client: Client, front: object, remote: RemoteSession | None = None) -> None:
     """Make *client*, which is new, a remote client: its connection is at another process, *front*.
 
-    It uses and watches no tube, and is not counted among the connections.
+    It uses and watches no tube, and is not counted among the connections. *remote* is its session at that process, by
+    which it can be resumed; without it, its reservations end with the link.
     """
     broker.counters.total_connections -= 1
     broker.remote_count += 1
@@ -53,6 +55,7 @@ def become_remote(broker: Broker, client: Client, front: object) -> None:
     unwatch(broker, client, DEFAULT_TUBE)
     client.is_remote = True
     client.front = front
+    client.remote = remote
 
 
 def _refuse_watch(broker: Broker, name: bytes, client: Client) -> int:
@@ -87,6 +90,8 @@ def disconnect(broker: Broker, client: Client, now: int) -> None:
     del broker.clients[client]
     if client.is_remote:
         broker.remote_count -= 1
+        if client.is_suspended:
+            _end_suspension(broker, client)
     else:
         broker.producer_count -= client.is_producer
         broker.worker_count -= client.is_worker
@@ -99,6 +104,17 @@ def disconnect(broker: Broker, client: Client, now: int) -> None:
     _leave_tube_set(broker, client)
     broker.closing_clients[client] = iter(list(client.reserved)), iter(list(client.watched))
     close_some(broker, client, SLICE, now)
+
+
+def _end_suspension(broker: Broker, client: Client) -> None:
+    """Remove *client* from the suspended clients."""
+    remote = client.remote
+    assert remote is not None
+    client.is_suspended = False
+    clients = broker.suspended[remote.front]
+    del clients[remote.number]
+    if not clients:
+        del broker.suspended[remote.front]
 
 
 def close_some(broker: Broker, client: Client, limit: int, now: int) -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.job import DELAYED, READY, Job, deadline_of
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job, deadline_of
+from greenstalk_server.core.operations import suspending
 from greenstalk_server.core.operations.policy_changes import apply_to_restored
+from greenstalk_server.core.remote import Reservation
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.transitions.departing import hold
 from greenstalk_server.core.transitions.moving import resume_moves
 from greenstalk_server.core.transitions.placing import add_delayed, forget
+from greenstalk_server.core.transitions.reservation import restore_reserved, update_throttle
 from greenstalk_server.core.transitions.tagging import attach_tags, free_key
 from greenstalk_server.core.travel import is_moving
 
 RESTORE_SLICE: Final = 1000
 """Jobs that one slice of `restore_slices` adds to their tubes: about a millisecond."""
+
+
+NO_RESERVATIONS: Final[Mapping[int, Reservation]] = {}
 
 
 def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
@@ -31,18 +37,21 @@ def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
     return jobs
 
 
-def restore(broker: Broker, next_id: int, now: int) -> None:
+def restore(broker: Broker, next_id: int, now: int, reservations: Mapping[int, Reservation] = NO_RESERVATIONS) -> None:
     """Take over the jobs and tubes that a journal has recovered, before any client connects.
 
-    `jobs` holds the recovered jobs, each in the state ready, delayed or buried, but not yet added to its tube.
-    `tubes` holds the tubes of these jobs, and paused tubes. The policies must be set before this call: jobs that have
-    used up their attempts become dead letters now.
+    `jobs` holds the recovered jobs, each in the state ready, delayed or buried, but not yet added to its tube. Those in
+    *reservations* have their recorded states and events; suspended clients will hold them. `tubes` holds the tubes of
+    these jobs, and paused tubes. The policies must be set before this call: jobs that have used up their attempts
+    become dead letters now.
     """
-    for _ in restore_slices(broker, next_id, now):
+    for _ in restore_slices(broker, next_id, now, reservations):
         pass
 
 
-def restore_slices(broker: Broker, next_id: int, now: int) -> Iterator[None]:
+def restore_slices(
+    broker: Broker, next_id: int, now: int, reservations: Mapping[int, Reservation] = NO_RESERVATIONS
+) -> Iterator[None]:
     """Do what `restore` does, and yield after each slice of jobs or tubes. Nothing else may use *broker* meanwhile."""
     for tube in broker.tubes.values():
         tube.policy_state = broker.new_policy_state(tube)
@@ -53,7 +62,7 @@ def restore_slices(broker: Broker, next_id: int, now: int) -> Iterator[None]:
         for job in slice:
             if job.events:
                 broker.last_client = max(broker.last_client, job_history.highest_client(job.events))
-            _restore_job(broker, job, now)
+            _restore_job(broker, job, reservations.get(job.id), now)
         yield
     if broker.quotas is not None:
         broker.quotas.body_bytes = sum(tube.body_bytes for tube in broker.tubes.values())
@@ -67,12 +76,14 @@ def restore_slices(broker: Broker, next_id: int, now: int) -> Iterator[None]:
         if broker.keeps_pauses or not tube.paused_until:
             broker.drop_if_unneeded(tube)
         if tube.policy_state is not None:
+            if tube.reserved_count:
+                update_throttle(tube, now)
             apply_to_restored(broker, tube, tube.policy_state, now)
     if broker.retained_keys.table:
         broker.arm(broker.retained_keys, now)
 
 
-def _restore_job(broker: Broker, job: Job, now: int) -> None:
+def _restore_job(broker: Broker, job: Job, reservation: Reservation | None, now: int) -> None:
     """Add the restored *job* to its tube, and to the groups and keys that its tags name."""
     job.tube.body_bytes += job.size
     if broker.bodies is not None:
@@ -83,6 +94,8 @@ def _restore_job(broker: Broker, job: Job, now: int) -> None:
         attach_tags(broker, job)
     if is_moving(job.cold.travel) and broker.moves is not None:
         hold(broker, job)
+    elif reservation is not None:
+        _restore_reserved(broker, job, reservation, now)
     elif job.state == READY:
         job.tube.add_ready(job)
     elif job.state == DELAYED:
@@ -92,9 +105,27 @@ def _restore_job(broker: Broker, job: Job, now: int) -> None:
         broker.burials = job.burial_number
 
 
+def _restore_reserved(broker: Broker, job: Job, reservation: Reservation, now: int) -> None:
+    """Have the suspended client of *reservation* hold the restored *job*."""
+    if job.state == BURIED:
+        broker.burials = job.burial_number
+    if job.state in (BURIED, DELAYED):  # reserve-job took it
+        job.former_state, job.former_deadline = job.state, job.deadline
+    job.events, event = job_history.without_reservation(job.events)
+    client = suspending.suspended(broker, reservation.front, reservation.session)
+    job.reserved_at = now
+    if event is not None:  # a full disk may have had no room for it
+        job.reserved_at = min(event.at, now)
+        client.number = event.client
+    job.deadline = now + job.ttr
+    restore_reserved(broker, job, client)
+    assert client.remote is not None
+    client.remote.numbers[job.id] = reservation.number
+
+
 def _delete_truncated(broker: Broker, now: int) -> None:
     """Delete the restored jobs of truncated tubes: the end of the previous process ended their reservations."""
-    for job in [job for job in broker.jobs.values() if job.cold.is_truncated]:
+    for job in [job for job in broker.jobs.values() if job.cold.is_truncated and job.state != RESERVED]:
         job.tube.remove(job)
         free_key(job)
         forget(broker, job, now)

@@ -80,6 +80,8 @@ def _client_due(broker: Broker, client: Client, now: int) -> int:
     if client.is_closed:
         close_some(broker, client, 1, now)
         return 0
+    if client.is_suspended:
+        return 0
     cost = wait_cost(client) if client.is_waiting else 0
     if client.offered is not None and client.offered_until <= now:
         decline_offer(broker, client, now)

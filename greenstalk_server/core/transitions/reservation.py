@@ -28,11 +28,24 @@ def add_reserved(broker: Broker, job: Job, client: Client, now: int) -> None:
     job.reserved_at = now
     job.deadline = now + job.ttr
     client.hold(job)
+    if client.remote is not None:
+        client.remote.note_reserved(job.id)
     if not 0 < client.timer_at <= job.deadline:
         broker.arm(client, job.deadline)
     if tube.policy_state is not None:
         _note_start(broker, tube, tube.policy_state, now)
     broker.journal.reserve(job)
+
+
+def restore_reserved(broker: Broker, job: Job, client: Client) -> None:
+    """Have *client* hold the detached *job*, whose deadline is set, as before a restart; count and record nothing."""
+    job.tube.reserved_count += 1
+    broker.totals.reserved += 1
+    job.state = RESERVED
+    if isinstance(job, TaggedJob):
+        job.count_reserved(1)
+    job.holder = client
+    client.hold(job)
 
 
 def remove_reserved(broker: Broker, job: Job, now: int) -> None:

@@ -1,0 +1,48 @@
+"""The sessions of remote clients, by which their reservations outlive a link and a restart of the owner. Pure.
+
+The process that holds the connection of a remote client is its front. The session is known by the id of the front and a
+number that the front never uses again. Each reservation of a session has a number too, 1 for the first. The front
+counts the jobs that it receives, so after the loss of a link it can say which reservations it knows of.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Reservation(NamedTuple):
+    """The reservation of a job by a remote client, as the journal records it.
+
+    front       id of the process that holds the connection.
+    session     number of the session at that process.
+    number      number of the reservation in the session.
+    """
+
+    front: str
+    session: int
+    number: int
+
+
+class RemoteSession:
+    """The session of a remote client.
+
+    front       id of the process that holds the connection.
+    number      number of the session at that process.
+    reserved    number of its last reservation; 0 if there was none.
+    numbers     numbers of the reservations that have not ended, by the job's id.
+    """
+
+    def __init__(self, front: str, number: int) -> None:
+        self.front: str = front
+        self.number: int = number
+        self.reserved: int = 0
+        self.numbers: dict[int, int] = {}
+
+    def note_reserved(self, id: int) -> None:
+        """Number the reservation of the job *id*."""
+        self.reserved += 1
+        self.numbers[id] = self.reserved
+
+    def reservation_of(self, id: int) -> Reservation:
+        """Return the reservation of the job *id*."""
+        return Reservation(self.front, self.number, self.numbers[id])
