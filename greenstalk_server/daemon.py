@@ -472,7 +472,7 @@ def _recovered_broker(
     ids = require_identity(options.data_dir, placement.identity if placement is not None else None)
     broker = _broker(options, clock, journal, can_evict=True, ids=ids)
     policy_file.apply_to(broker, clock)
-    recover(files, broker, journal, clock(), is_strict=options.strict_recovery)
+    recover(files, broker, journal, clock(), is_strict=options.strict_recovery, ends_remote=placement is None)
     return broker, Committer(journal, Loader(broker, journal, broker.bodies) if broker.bodies is not None else None)
 
 

@@ -33,6 +33,9 @@ HEARTBEAT_INTERVAL: Final = 1.0
 FORGET_INTERVAL: Final = 30.0
 """Seconds between two deletions of the rows of dead processes."""
 
+MAX_ENDED: Final = 1024
+"""Processes of which it is noted that they have ended."""
+
 MIN_READ_INTERVAL: Final = 0.05
 """Minimum seconds between two reads, however often one is requested."""
 
@@ -58,6 +61,7 @@ class Membership:
         self._shard: int | None = None
         self._free_since: dict[int, float] = {}
         self._silent_since: dict[str, float] = {}
+        self._ended: dict[str, None] = {}  # the last processes that have ended
         self._addresses: dict[str, str] = {}
         self._wake: Event = Event()
         self._reported_at: float = 0.0
@@ -106,6 +110,10 @@ class Membership:
     def addresses(self) -> Mapping[str, str]:
         """Return the addresses of the links of all processes, this one included, by their ids."""
         return self._addresses
+
+    def has_ended(self, process: str) -> bool:
+        """Return whether *process* was among `addresses`, and no longer is. Does not switch."""
+        return process in self._ended
 
     def refresh(self) -> None:
         """Read soon, since an owner seems to be gone. Does not switch."""
@@ -209,6 +217,12 @@ class Membership:
             if now - self._silent_since.get(each.id, now) < PROCESS_TIMEOUT
         }
         is_changed = before != [each.holder for each in snapshot.shards] or addresses != self._addresses
+        for id in self._addresses.keys() - addresses.keys():
+            self._ended[id] = None
+        for id in addresses:
+            self._ended.pop(id, None)
+        while len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         self._addresses = addresses
         if is_changed:
             self.on_change()

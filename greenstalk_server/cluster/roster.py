@@ -28,6 +28,10 @@ class Roster:
         """Return the address of each process, by its id. Does not switch."""
         return {process: f"unix:{path}" for process, path in zip(self._processes, self._paths, strict=True) if process}
 
+    def has_ended(self, process: str) -> bool:
+        """Return whether *process* has ended: the parent reports a process before it starts it. Does not switch."""
+        return any(self._processes) and process not in self._processes
+
 
 def encode(processes: Sequence[str]) -> bytes:
     """Return the report of the parent: the id of the process of each shard, empty if there is none."""

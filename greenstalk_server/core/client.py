@@ -10,7 +10,7 @@ from typing import Final
 
 from greenstalk_server.core.jobs.job import Job, deadline_of
 from greenstalk_server.core.jobs.job_index import JobIndex
-from greenstalk_server.core.remote import RemoteSession
+from greenstalk_server.core.remote import RemoteReservations
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.core.tubes.tube_set import TubeSet
 from greenstalk_server.core.tubes.weighting import FIFO, Weighting
@@ -49,7 +49,7 @@ class Client:
     takes_offers    its wait ends with an offer, not with a job; see core.transitions.waiting.
     is_remote       its connection is at another process; see `connecting.become_remote`.
     front           that process; None if the client is not remote.
-    remote          its session there, if its reservations outlive the link to that process; else None.
+    remote          its reservations, if they outlive the link to that process; else None.
     is_suspended    it is remote, and there is no link; see `suspending`.
     is_subscribed   `front` subscribes to the heads of the watched tubes.
     offered         job that is offered to it, or None.
@@ -86,7 +86,7 @@ class Client:
         self.takes_offers: bool = False
         self.is_remote: bool = False
         self.front: object = None
-        self.remote: RemoteSession | None = None
+        self.remote: RemoteReservations | None = None
         self.is_suspended: bool = False
         self.is_subscribed: bool = False
         self.offered: Job | None = None

@@ -1,4 +1,4 @@
-"""The sessions of remote clients, by which their reservations outlive a link and a restart of the owner. Pure.
+"""The reservations of remote clients, which outlive a link and a restart of the owner. Pure.
 
 The process that holds the connection of a remote client is its front. The session is known by the id of the front and a
 number that the front never uses again. Each reservation of a session has a number too, 1 for the first. The front
@@ -23,18 +23,18 @@ class Reservation(NamedTuple):
     number: int
 
 
-class RemoteSession:
-    """The session of a remote client.
+class RemoteReservations:
+    """The reservations of a remote client.
 
     front       id of the process that holds the connection.
-    number      number of the session at that process.
-    reserved    number of its last reservation; 0 if there was none.
+    session     number of the session at that process.
+    reserved    number of the last reservation; 0 if there was none.
     numbers     numbers of the reservations that have not ended, by the job's id.
     """
 
-    def __init__(self, front: str, number: int) -> None:
+    def __init__(self, front: str, session: int) -> None:
         self.front: str = front
-        self.number: int = number
+        self.session: int = session
         self.reserved: int = 0
         self.numbers: dict[int, int] = {}
 
@@ -45,4 +45,4 @@ class RemoteSession:
 
     def reservation_of(self, id: int) -> Reservation:
         """Return the reservation of the job *id*."""
-        return Reservation(self.front, self.number, self.numbers[id])
+        return Reservation(self.front, self.session, self.numbers[id])

@@ -26,14 +26,14 @@ from gevent.event import Event
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal
-from greenstalk_server.core.operations import connecting
+from greenstalk_server.core.operations import connecting, suspending
+from greenstalk_server.core.remote import RemoteReservations
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link_calls import CallHandler, LinkCalls
 from greenstalk_server.net.poller import Handler, Poller
 from greenstalk_server.protocol import link_frames as frames
-from greenstalk_server.protocol.front_channel import NO_SHARD, Receive
-from greenstalk_server.protocol.front_session import FrontSession
+from greenstalk_server.protocol.front_channel import NO_SHARD, Channel
 from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
@@ -49,6 +49,9 @@ MAX_QUEUED: Final = 2**24
 
 MAX_OVERHEAD: Final = 4 * 2**20
 """Bytes of a call beside three times the largest job, which is a request to put it with its bytes escaped."""
+
+MAX_NUMBER: Final = 2**63 - 1
+"""Maximum number of a session, and of a reservation in it."""
 
 WRITE: Final = 2
 """Event of a gevent io watcher."""
@@ -87,6 +90,15 @@ class Host(Protocol):
     def drop(self, link: Link) -> None:
         """Close *link*, which has failed."""
 
+    def note_served(self, client: ServedClient, remote: RemoteReservations) -> None:
+        """Note that *client* serves the session *remote*; end a former one, whose link is lost. Raise LinkError."""
+
+    def forget_served(self, client: ServedClient, remote: RemoteReservations) -> None:
+        """Note that *client* has ended."""
+
+    def note_reported(self, link: Link) -> None:
+        """Disconnect the suspended clients of the peer of *link*: it has opened the sessions of all others again."""
+
     def note_lead(self, link: Link) -> None:
         """Send to *link* what waits for the shard that its peer leads from now on."""
 
@@ -94,64 +106,54 @@ class Host(Protocol):
 class Wire:
     """The channel of a client of this process to the owner of a shard. It outlives a link that is not up yet.
 
-    session     whose commands it carries.
-    receive     gets the replies; gets None if they are lost.
+    channel     whose bytes it carries.
+    is_attached     it has been attached to a link.
     is_closed   the session has closed it.
     """
 
-    __slots__ = ("_data_tail", "_kept", "_part_tail", "_tell_tail", "is_closed", "link", "number", "receive", "session")
+    __slots__ = ("_data_tail", "_link", "_number", "_part_tail", "_tell_tail", "channel", "is_attached", "is_closed")
 
-    def __init__(self, session: FrontSession, receive: Receive) -> None:
-        self.session: FrontSession = session
-        self.receive: Receive = receive
-        self.link: Link | None = None
+    def __init__(self, channel: Channel) -> None:
+        self.channel: Channel = channel
+        self.is_attached: bool = False
         self.is_closed: bool = False
-        self.number: int = 0
+        self._link: Link | None = None
+        self._number: int = 0
         self._part_tail: bytes = b""
         self._data_tail: bytes = b""
         self._tell_tail: bytes = b""
-        self._kept: list[tuple[bool, bytes]] = []
 
     def attach(self, link: Link) -> None:
-        """Open the channel on *link*, and send what was kept."""
-        self.link = link
-        self.number = link.open(self)
-        self._part_tail = frames.tail(frames.PART, self.number)
-        self._data_tail = frames.tail(frames.DATA, self.number)
-        self._tell_tail = frames.tail(frames.TELL, self.number)
-        kept, self._kept = self._kept, []
-        for is_told, data in kept:
+        """Open the channel on *link*, and send what the channel begins with."""
+        self._link = link
+        self._number = link.open(self)
+        self._part_tail = frames.tail(frames.PART, self._number)
+        self._data_tail = frames.tail(frames.DATA, self._number)
+        self._tell_tail = frames.tail(frames.TELL, self._number)
+        self.is_attached = True
+        for is_told, data in self.channel.begin():
             self.tell(data) if is_told else self.send(data)
 
-    @property
-    def kept_count(self) -> int:
-        """The number of messages that wait for a link."""
-        return len(self._kept)
-
     def send(self, data: bytes) -> None:
-        """Send *data*, or keep it until there is a link. Does not switch."""
-        if self.link is None:
-            self._kept.append((False, data))
-        else:
-            self.link.send_data(self._part_tail, self._data_tail, data)
+        """Send *data*. Does not switch."""
+        assert self._link is not None
+        self._link.send_data(self._part_tail, self._data_tail, data)
 
     def tell(self, data: bytes) -> None:
-        """Send *data*, commands whose replies are not sent back, or keep it until there is a link. Does not switch."""
-        if self.link is None:
-            self._kept.append((True, data))
-        else:
-            self.link.send_data(self._tell_tail, self._tell_tail, data)
+        """Send *data*, commands whose replies are not sent back. Does not switch."""
+        assert self._link is not None
+        self._link.send_data(self._tell_tail, self._tell_tail, data)
 
     def close(self) -> None:
         """Close the channel. Does not switch."""
         self.is_closed = True
-        self.receive = _ignore
-        if self.link is not None:
-            self.link.close_wire(self.number)
+        if self._link is not None:
+            self._link.close_wire(self._number)
 
-
-def _ignore(data: bytes | None, is_complete: bool) -> None:
-    """Stand in for `Wire.receive` when the session is closed."""
+    def lose(self) -> None:
+        """Tell the session that the link is lost, unless the session is closed."""
+        if not self.is_closed:
+            self.channel.lose()
 
 
 class ServedClient(Handler):
@@ -174,6 +176,7 @@ class ServedClient(Handler):
         "_poller",
         "_reply_tail",
         "_told",
+        "remote",
         "session",
     )
 
@@ -195,12 +198,20 @@ class ServedClient(Handler):
         self._held: deque[tuple[int, bytes, bool]] = deque()
         self._is_closed: bool = False
         self._is_ending: bool = False
+        self.remote: RemoteReservations = RemoteReservations(link.peer, facts["session"])
+        host.note_served(self, self.remote)
         self.session: Session = host.make_session(partial(host.poller.queue, self), facts)
         client = self.session.client
-        connecting.become_remote(host.broker, client, link)
+        connecting.become_remote(host.broker, client, link, self.remote)
+        suspending.resume(host.broker, client, facts["reserved"], host.clock())
         client.number, client.address, client.name = facts["number"], facts["address"], facts["name"]
         client.connected_at = host.clock()
         client.hang_up = self._hang_up
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the link is lost."""
+        return self._link.is_lost
 
     def push(self, kind: int, data: bytes) -> None:
         """Serve *data* of a frame of *kind*, which has arrived, in the next batch."""
@@ -216,7 +227,7 @@ class ServedClient(Handler):
         if self._is_ending:
             self._finish(now, limit)
             return b""
-        if session.stream is not None:
+        if session.stream is not None or self._link.is_lost:
             return b""
         if self._held or self._link.is_full:
             self._link.note_stalled(self)
@@ -324,10 +335,21 @@ class ServedClient(Handler):
     def close(self, now: int) -> None:
         """Disconnect the client, once."""
         if not self._is_closed:
-            self._is_closed = True
-            self._link.grant(sum(map(len, self._input)) + sum(map(len, self._told)))
-            self._input, self._told = [], []
+            self._note_end()
             self.session.close(now)
+
+    def suspend(self, now: int) -> None:
+        """Suspend the client, whose link is lost, unless it has ended."""
+        if not self._is_closed:
+            self._note_end()
+            self.session.suspend(now)
+
+    def _note_end(self) -> None:
+        """Drop the input."""
+        self._is_closed = True
+        self._link.grant(sum(map(len, self._input)) + sum(map(len, self._told)))
+        self._input, self._told = [], []
+        self._link.host.forget_served(self, self.remote)
 
     def fail(self, error: Exception) -> None:
         """Log *error*, and close."""
@@ -356,6 +378,7 @@ class Link(Handler):
     host    this process.
     silence number of `ping` since the peer was last heard.
     lost    set when the link is lost.
+    is_reported     `report` was called.
     calls   the calls of both processes.
     """
 
@@ -366,6 +389,7 @@ class Link(Handler):
         self.silence: int = 0
         self.lost: Event = Event()
         self.is_lost: bool = False
+        self.is_reported: bool = False
         self.calls: LinkCalls = LinkCalls(self, host.handlers, 3 * host.broker.max_job_size + MAX_OVERHEAD)
         self._sock: socket.socket = sock
         plain = sock if PlainSocket is None or type(sock) is not socket.socket else PlainSocket(sock.fileno())
@@ -407,14 +431,16 @@ class Link(Handler):
         self._last_wire += 1
         number = self._last_wire
         self._wires[number] = wire
-        client = wire.session.client
-        listener, names = wire.session.origin
+        session = wire.channel.session
+        listener, names = session.origin
         facts = {
-            "number": client.number,
-            "address": client.address,
-            "name": client.name,
+            "number": session.client.number,
+            "address": session.client.address,
+            "name": session.client.name,
             "listener": listener,
             "names": names,
+            "session": session.number,
+            "reserved": wire.channel.reserved,
         }
         self._write(frame(frames.OPEN, number, json.dumps(facts).encode()[: frames.MAX_PAYLOAD]))
         return number
@@ -423,6 +449,11 @@ class Link(Handler):
         """Close the channel *number*."""
         if self._wires.pop(number, None) is not None:
             self._write(frame(frames.CLOSE, number))
+
+    def report(self) -> None:
+        """Tell the peer that all sessions with jobs there have been opened again."""
+        self._write(frame(frames.REPORTED, 0))
+        self.is_reported = True
 
     # As owner
 
@@ -627,7 +658,9 @@ class Link(Handler):
         if kind == frames.END or kind == frames.REPLY:
             self._take(len(payload))
             self.grant(len(payload))
-            self._pass_reply(channel, payload, kind == frames.END)
+            wire = self._wires.get(channel)
+            if wire is not None:
+                wire.channel.receive(payload, kind == frames.END)
         elif kind == frames.DATA or kind == frames.TELL or kind == frames.PART:
             self._take(len(payload))
             client = self._clients.get(channel)
@@ -638,8 +671,9 @@ class Link(Handler):
         elif kind in (frames.OPEN, frames.CLOSE):
             self._handle_client(kind, channel, payload)
         elif kind == frames.CLOSED:
-            self._pass_reply(channel, None, True)
-            self._wires.pop(channel, None)
+            wire = self._wires.pop(channel, None)
+            if wire is not None:
+                wire.channel.lose(is_ended=True)
         elif kind == frames.HEAD:
             self._note_head(payload)
         elif kind in (frames.CALL, frames.ANSWER):
@@ -654,6 +688,8 @@ class Link(Handler):
         elif kind == frames.LEAD:
             self.shard = number
             self.host.note_lead(self)
+        elif kind == frames.REPORTED:
+            self.host.note_reported(self)
         elif kind != frames.PING:
             raise LinkError(f"unexpected frame of kind {kind}")
 
@@ -662,12 +698,6 @@ class Link(Handler):
         self._granted -= count
         if self._granted < 0:
             raise LinkError("more bytes than the window allows")
-
-    def _pass_reply(self, channel: int, data: bytes | None, is_complete: bool) -> None:
-        """Pass *data* to the session of the channel, unless that is closed."""
-        wire = self._wires.get(channel)
-        if wire is not None:
-            wire.receive(data, is_complete)
 
     def _handle_client(self, kind: int, channel: int, payload: bytes) -> None:
         """Handle OPEN or CLOSE."""
@@ -725,8 +755,11 @@ def _facts(payload: bytes) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(payload)
         texts = [facts["address"], facts["name"], facts["listener"], *facts["names"]]
+        numbers = [facts["session"], facts["reserved"]]
     except (ValueError, KeyError, TypeError):
         raise LinkError("malformed OPEN") from None
     if not all(isinstance(text, str) for text in texts) or type(facts.get("number")) is not int:
+        raise LinkError("malformed OPEN")
+    if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in numbers):
         raise LinkError("malformed OPEN")
     return facts

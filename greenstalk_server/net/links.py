@@ -5,8 +5,9 @@ speaks a version that both know, and knows the secret, which is never sent. A pr
 one line in the log. A `Membership` says which processes there are, and which of them leads each shard.
 
 A command for a shard is sent to the process that leads it, once that process has confirmed this over its link; until
-then it waits, up to `outage_wait`. A link that is lost takes along what depends on it: here, the jobs that clients of
-the other process hold become ready; there, the clients whose commands have no reply are closed.
+then it waits, up to `outage_wait`. When a link is lost, the clients of the other process are suspended here, with the
+jobs that they hold. When there is a link again, the other process opens the sessions of those that still exist, and
+then reports this: all others end. They also end when the membership says that the other process has ended.
 
 Docstrings say which methods may switch greenlets.
 """
@@ -31,6 +32,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.operations import suspending
+from greenstalk_server.core.remote import RemoteReservations
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
 from greenstalk_server.net import link_transport as transport
 from greenstalk_server.net.admission import Admission
@@ -42,8 +45,7 @@ from greenstalk_server.net.membership import Membership
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, reason_of
 from greenstalk_server.protocol.access import Rule, grants
-from greenstalk_server.protocol.front_channel import NO_SHARD, Receive
-from greenstalk_server.protocol.front_session import FrontSession
+from greenstalk_server.protocol.front_channel import NO_SHARD, Channel
 from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.protocol.restricted_session import RemoteSession, RestrictedSession
 from greenstalk_server.protocol.session import Session
@@ -66,10 +68,6 @@ OUTAGE_WAIT: Final = 30 * SECOND
 
 CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks for commands that have waited for too long."""
-
-MAX_KEPT: Final = 64
-"""Messages that a channel keeps for a shard that cannot be reached, unless its client waits for the reply to one. A
-client that goes on at other shards changes its state at this one too, so another channel replaces one with more."""
 
 PING_INTERVAL: Final = 2.0
 """Seconds between two pings on each link."""
@@ -135,6 +133,8 @@ class Links:
         self._shard_of: dict[bytes, int] = {}
         self._ending: deque[Callable[[], None]] = deque()
         self._dirty: dict[Link, None] = {}
+        self._served: dict[tuple[str, int], ServedClient] = {}  # by the front and the number of the session
+        self._sessions: int = 0
         self._is_flush_due: bool = False
         self._is_stopping: bool = False
         self._changed: Event = Event()
@@ -198,9 +198,14 @@ class Links:
             shard = self._shard_of[tube] = self.broker.tube_shards.shard_of(tube)
         return shard
 
-    def open(self, shard: int, session: FrontSession, receive: Receive) -> Wire:
-        """Connect a remote client for *session* at *shard*, now or when there is a link. Does not switch."""
-        wire = Wire(session, receive)
+    def new_session(self) -> int:
+        """Return the number of a new session, which no other session of this process has."""
+        self._sessions += 1
+        return self._sessions
+
+    def open(self, shard: int, channel: Channel) -> Wire:
+        """Connect a remote client at *shard*, now or when there is a link. Does not switch."""
+        wire = Wire(channel)
         link = self._link_to(shard)
         if link is not None:
             wire.attach(link)
@@ -270,8 +275,40 @@ class Links:
         link.lost.set()
         for tube in [tube for tube in self.heads if self.shard_of(tube) == link.shard]:
             del self.heads[tube]
-        self._end_later([partial(wire.receive, None, True) for wire in wires])
+        self._end_later([wire.lose for wire in wires])
         self._end_later([partial(self._end, client) for client in clients])
+
+    def note_served(self, client: ServedClient, remote: RemoteReservations) -> None:
+        """Note that *client* serves the session *remote*; suspend a former one, whose link is lost. Raise LinkError.
+
+        Does not switch.
+        """
+        key = remote.front, remote.session
+        former = self._served.get(key)
+        if former is not None:
+            if not former.is_lost:
+                raise LinkError(f"session {remote.session} is open already")
+            former.suspend(self.clock())
+        self._served[key] = client
+
+    def forget_served(self, client: ServedClient, remote: RemoteReservations) -> None:
+        """Note that *client* has ended. Does not switch."""
+        del self._served[remote.front, remote.session]
+
+    def note_reported(self, link: Link) -> None:
+        """Disconnect the suspended clients of the peer of *link*: it has opened the sessions of all others again.
+
+        Does not switch.
+        """
+        self._end_later([partial(self._end_suspended, link.peer)])
+
+    def _end_suspended(self, front: str) -> None:
+        """Disconnect the suspended clients of *front*, little by little; those of a lost link are suspended by now."""
+        numbers = list(self.broker.suspended.get(front, ()))
+        self._end_later([partial(self._end_session, front, number) for number in numbers])
+
+    def _end_session(self, front: str, number: int) -> None:
+        suspending.end(self.broker, front, number, self.clock())
 
     def note_lead(self, link: Link) -> None:
         """Send to *link* what waits for the shard that its peer leads from now on. Does not switch."""
@@ -300,17 +337,21 @@ class Links:
         self.flush()
 
     def _end(self, client: ServedClient) -> None:
-        client.close(self.clock())
+        """End *client*, whose link is lost."""
+        if self._membership.has_ended(client.remote.front):
+            client.close(self.clock())
+        else:
+            client.suspend(self.clock())
 
     def _end_later(self, ends: Sequence[Callable[[], None]]) -> None:
-        """Call each of *ends*, which end channels, little by little. Does not switch."""
+        """Call each of *ends*, which end channels or clients, little by little. Does not switch."""
         was_ending = bool(self._ending)
         self._ending.extend(ends)
         if ends and not was_ending and not self._is_stopping:
             gevent.spawn(self._end_channels)
 
     def _end_channels(self) -> None:
-        """End the channels of lost links. Switches."""
+        """End the channels of lost links, and suspended clients. Switches."""
         while self._ending:
             for _ in range(min(BATCH, len(self._ending))):
                 self._ending.popleft()()
@@ -325,11 +366,8 @@ class Links:
                 for wire, since in list(wires.items()):
                     if wire.is_closed:
                         del wires[wire]
-                    elif since < before and wire.session.needs(shard):
-                        wire.session.client.hang_up()
-                    elif wire.kept_count > MAX_KEPT and not wire.session.needs(shard):
-                        del wires[wire]  # the session opens another channel when it needs the shard
-                        self._end_later([partial(wire.receive, None, True)])
+                    elif since < before and wire.channel.session.needs(shard):
+                        wire.channel.session.client.hang_up()
 
     def _ping_forever(self) -> None:
         """Ping the other processes, and drop the links to those that are silent. Switches."""
@@ -359,6 +397,8 @@ class Links:
             raise LinkError(f"its address belongs to process {peer.process}")
         if self._is_stopping:
             raise LinkError("this process is stopping")
+        if self._membership.has_ended(peer.process):
+            raise LinkError(f"process {peer.process} is not among those of the queue")
         before = self._links.get(peer.process)
         if before is not None:
             self.drop(before)
@@ -373,19 +413,25 @@ class Links:
         self._attach_waiting(link.shard)
 
     def _attach_waiting(self, shard: int) -> None:
-        """Attach the wires that wait for *shard*, if it can be reached now. Does not switch."""
-        if shard in self._waiting and shard not in self._attaching and self.is_linked(shard):
+        """Attach the wires that wait for *shard*, if it can be reached now, then report this. Does not switch."""
+        link = self._link_to(shard)
+        if link is not None and shard not in self._attaching and (shard in self._waiting or not link.is_reported):
             self._attaching.add(shard)
             gevent.spawn(self._attach, shard)
 
     def _attach(self, shard: int) -> None:
-        """Attach the wires that wait for *shard*, as long as it can be reached. Switches."""
+        """Attach the wires that wait for *shard*, as long as it can be reached, then report this. Switches."""
         try:
-            while (link := self._link_to(shard)) is not None and (wires := self._waiting.get(shard)):
+            while (link := self._link_to(shard)) is not None:
+                wires = self._waiting.get(shard, {})
                 for wire in list(islice(wires, BATCH)):
                     del wires[wire]
                     if not wire.is_closed:
                         wire.attach(link)
+                if not (wires or self._ending):  # `_ending` may have wires of an earlier link, which will wait too
+                    if not link.is_reported:
+                        link.report()
+                    break
                 yield_to_loop()
         finally:
             self._attaching.discard(shard)
@@ -404,7 +450,10 @@ class Links:
                     self._connectors[process] = Service("links", partial(self._connect_forever, process))
                     self._connectors[process].start()
             self._drop_former(set(addresses))
-            for shard in list(self._waiting):
+            for front in self.broker.suspended:
+                if self._membership.has_ended(front):
+                    self._end_later([partial(self._end_suspended, front)])
+            for shard in range(self.ids.shards):
                 self._attach_waiting(shard)
             self._changed.wait()
 

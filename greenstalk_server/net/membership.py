@@ -23,3 +23,6 @@ class Membership(Protocol):
 
         An address is unix:PATH, HOST:PORT or [ADDRESS]:PORT. Does not switch.
         """
+
+    def has_ended(self, process: str) -> bool:
+        """Return whether *process* has certainly ended. False if nothing is known about it. Does not switch."""

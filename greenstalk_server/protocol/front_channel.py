@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
@@ -16,26 +15,33 @@ if TYPE_CHECKING:
 
 NO_SHARD: Final = -1
 
+MAX_DIGITS: Final = 10
+"""Digits of a number of jobs."""
+
 AWAIT_REPLIES: Final = (b"OFFERED ", b"NEAR_DEADLINE ")
 """Beginnings of the replies to an await. They may arrive when the session has sent another request already, and then in
 one piece with the replies to it."""
 
 
+Message: TypeAlias = tuple[bool, bytes]
+"""Whether the data is told (its replies are not sent back), and the data."""
+
+
 class Wire(Protocol):
-    """The bytes of one channel."""
+    """The bytes of one channel, to the owner of the shard once that can be reached."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a link. Before, nothing can be sent; when there is one, `Channel.begin` is called."""
 
     def send(self, data: bytes) -> None:
-        """Send *data*; keep it while the shard cannot be reached. Does not switch."""
+        """Send *data*. Does not switch."""
 
     def tell(self, data: bytes) -> None:
-        """Send *data*, commands whose replies are not sent back; keep it as `send` does. Does not switch."""
+        """Send *data*, commands whose replies are not sent back. Does not switch."""
 
     def close(self) -> None:
         """Disconnect the remote client. This must be the last call."""
-
-
-Receive: TypeAlias = Callable[[bytes | None, bool], None]
-"""Gets a part of the replies, and whether it completes them; or None if they are lost."""
 
 
 class Routes(Protocol):
@@ -56,43 +62,75 @@ class Routes(Protocol):
     def is_linked(self, shard: int) -> bool:
         """Return whether *shard* can be reached now."""
 
-    def open(self, shard: int, session: FrontSession, receive: Receive) -> Wire:
-        """Connect a remote client for *session* at *shard*; *receive* gets its replies."""
+    def new_session(self) -> int:
+        """Return the number of a new session, which no other session of this process has."""
+
+    def open(self, shard: int, channel: Channel) -> Wire:
+        """Connect a remote client at *shard*, now or when it can be reached: see Channel."""
 
 
 class Channel:
     """The remote client of a session at one shard. It serves one request at a time: one or more commands.
 
+    session         whose client it is.
+    reserved        number of jobs that the session has received from it. The owner numbers the reservations, so this
+                    tells it which of them the session knows of.
     is_awaiting     the client waits there, or has an offer.
     """
 
     def __init__(self, session: FrontSession, shard: int) -> None:
+        self.session: FrontSession = session
+        self.reserved: int = 0
         self.is_awaiting: bool = False
-        self._session: FrontSession = session
         self._shard: int = shard
+        self._request: bytes = b""
         self._is_asked: bool = False
         self._parts: list[bytes] = []
         self._awaits: int = 0
-        self._wire: Wire = session.routes.open(shard, session, self._receive)
+        self._wire: Wire = session.routes.open(shard, self)
+
+    def reopen(self) -> None:
+        """Connect the remote client again after the link was lost. It keeps its jobs; the request is lost."""
+        self.is_awaiting = self._is_asked = False
+        self._parts = []
+        self._wire = self.session.routes.open(self._shard, self)
+
+    def begin(self) -> list[Message]:
+        """Return what the wire sends first: the state of the session, then the request or the await, if there is one.
+
+        The wire calls this when it is attached.
+        """
+        messages: list[Message] = [(True, self.session.state_at(self._shard))]
+        if self._is_asked:
+            messages.append((False, self._request))
+            if self.session.is_eof:
+                messages.append((False, b"decline\r\n"))
+        elif self.is_awaiting:
+            messages.append((False, b"await %d\r\n" % self._awaits))
+        return messages
 
     def ask(self, data: bytes) -> None:
         """Send the request *data*; the session gets all replies to it as one piece."""
+        self._request = data
         self._is_asked = True
-        self._wire.send(data)
+        if self._wire.is_attached:
+            self._wire.send(data)
 
     def send(self, line: bytes) -> None:
-        """Send *line*, a command without a reply."""
-        self._wire.send(line + CRLF)
+        """Send *line*, a command without a reply. Before there is a link, `begin` makes it unnecessary."""
+        if self._wire.is_attached:
+            self._wire.send(line + CRLF)
 
     def tell(self, data: bytes) -> None:
-        """Send the commands *data*, whose replies are not needed."""
-        self._wire.tell(data)
+        """Send *data*, commands that change the state of the session, whose replies are not needed."""
+        if self._wire.is_attached:
+            self._wire.tell(data)
 
     def begin_await(self) -> None:
         """Wait at the shard for the offer of a job."""
         self.is_awaiting = True
         self._awaits += 1
-        self._wire.send(b"await %d\r\n" % self._awaits)
+        self.send(b"await %d" % self._awaits)
 
     def end_await(self) -> None:
         """Ignore the reply to the await. The caller must send another command, which ends it."""
@@ -102,10 +140,12 @@ class Channel:
         """Disconnect the remote client."""
         self._wire.close()
 
-    def _receive(self, data: bytes | None, is_complete: bool) -> None:
-        if data is None:
-            self._session.lose(self._shard)
-            return
+    def lose(self, *, is_ended: bool = False) -> None:
+        """Note that the link is lost; or, if *is_ended*, that the owner has disconnected the client."""
+        self.session.lose(self._shard, is_ended=is_ended)
+
+    def receive(self, data: bytes, is_complete: bool) -> None:
+        """Take *data*, a part of the replies; *is_complete*: it is the last one."""
         if not is_complete or self._parts:
             self._parts.append(data)
             if not is_complete:
@@ -115,11 +155,25 @@ class Channel:
             line, end, data = data.partition(CRLF)
             line += end
             if self.is_awaiting and line in (replies.offered(self._awaits), replies.near_deadline(self._awaits)):
-                self._session.receive_offer(self._shard, is_offered=line.startswith(b"OFFERED"))
+                self.session.receive_offer(self._shard, is_offered=line.startswith(b"OFFERED"))
             if not data:
                 return
         if self._is_asked:
             self._is_asked = False
-            self._session.receive_reply(self._shard, data)
+            if data.startswith(b"RESERVED"):  # a command that reserves is alone in its request
+                self._note_reserved(data)
+            self.session.receive_reply(self._shard, data)
         else:
             raise LinkError("a reply to no command")
+
+    def _note_reserved(self, reply: bytes) -> None:
+        """Count the jobs in *reply*."""
+        count = 1
+        if reply.startswith(b"RESERVED_BATCH "):
+            text = reply[15 : reply.find(CRLF)]
+            if not (text.isdigit() and len(text) <= MAX_DIGITS):
+                raise LinkError("malformed reply")
+            count = int(text)
+        if count:
+            self.reserved += count
+            self.session.note_holding(self._shard)

@@ -17,7 +17,6 @@ Before it times out, it asks each of them once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
@@ -49,12 +48,17 @@ from greenstalk_server.protocol.streams import WholeStream
 from greenstalk_server.protocol.verb import HERE, JOB, MANY, RESERVE, USED, Verb
 
 REPEATABLE: Final = frozenset(
-    b"peek peek-ready peek-delayed peek-buried peek-reserved stats-job stats-tube touch wait".split()
+    b"peek peek-ready peek-delayed peek-buried peek-reserved stats-job stats-tube touch wait reserve-job pause-tube"
+    b" reprioritize".split()
 )
-"""Commands that change nothing if they are served twice, so they are sent again if their shard dies before it
-replies."""
+"""Commands that change nothing if they are served twice, so they are sent again if their shard dies before it replies:
+a reservation whose reply was lost ends."""
 
-WITH_BODY: Final = frozenset(b"peek peek-ready peek-delayed peek-buried peek-reserved reserve-job".split())
+ALONE: Final = frozenset((b"wait", b"reserve-job"))
+"""Commands that are alone in their run: a wait, so that it holds up no reply before it, and a command that reserves,
+so that its reply shows this."""
+
+WITH_BODY: Final = frozenset(b"peek peek-ready peek-delayed peek-buried peek-reserved".split())
 """Commands of which at most one or two are in a run: the front keeps all replies of a run in memory."""
 
 BRIEF: Final = frozenset(b"delete release bury touch kick-job reprioritize".split())
@@ -72,6 +76,7 @@ class FrontSession(RestrictedSession):
 
     routes              the shards.
     own                 the shard that `broker` has, as long as the connection lives; NO_SHARD if it has none.
+    number              number of the session; no other session of this process has it.
 
     Private attributes:
 
@@ -86,7 +91,6 @@ class FrontSession(RestrictedSession):
         "_base",
         "_channels",
         "_has_job",
-        "_has_reserve_job",
         "_holding",
         "_is_counted",
         "_is_run_repeatable",
@@ -103,6 +107,7 @@ class FrontSession(RestrictedSession):
         "_watched",
         "_watches",
         "_work",
+        "number",
         "origin",
         "own",
         "routes",
@@ -122,6 +127,7 @@ class FrontSession(RestrictedSession):
         """See RestrictedSession. *origin*: name of the listener, and names in the client's certificate."""
         super().__init__(broker, wake, grants, rate, now)
         self.routes: Routes = routes
+        self.number: int = routes.new_session()
         self.is_timed = is_timed
         self.own: int = routes.own
         self._base: int = routes.ids.base
@@ -134,7 +140,6 @@ class FrontSession(RestrictedSession):
         self._run_size: int = 0
         self._is_run_repeatable: bool = True
         self._is_counted: bool = False  # the commands of the work are counted for the rate limit
-        self._has_reserve_job: bool = False
         self._has_job: bool = False
         self._run_shard: int = NO_SHARD
         self._used: bytes = DEFAULT_TUBE
@@ -246,11 +251,16 @@ class FrontSession(RestrictedSession):
         """Whether the session is parked until *shard* replies."""
         return self._work is not None and self._work.needs(shard)
 
-    def lose(self, shard: int) -> None:
-        """Forget the channel to *shard*, which was lost with all that the client held there."""
-        if self._channels.pop(shard, None) is None:
-            return
-        self._holding.discard(shard)
+    def lose(self, shard: int, *, is_ended: bool) -> None:
+        """Open the channel to *shard*, whose link was lost, again. Forget it if *is_ended*: the owner has ended it.
+
+        A channel that is not needed is opened too, since it tells the shard which tubes the client uses and watches.
+        """
+        if is_ended:
+            del self._channels[shard]
+            self._holding.discard(shard)
+        else:
+            self._channels[shard].reopen()
         if self._work is not None:
             self._work.lose(self, shard)
             if self._work.is_over(self):
@@ -263,22 +273,25 @@ class FrontSession(RestrictedSession):
         channel = self._channels.get(shard)
         if channel is None:
             channel = self._channels[shard] = Channel(self, shard)
-            lines = [
-                b"watch %b %d" % (name, weight) if weight > 1 else b"watch " + name  # --strict-protocol has no weights
-                for name, weight in self._watched.items()
-                if self.routes.shard_of(name) == shard
-            ]
-            if self._used_shard == shard:
-                lines.append(b"use " + self._used)
-            if self.meta:
-                lines.append(b"meta " + b" ".join(self.meta))
-            if self.client.weighting is not None:
-                lines.append(b"reserve-mode " + RESERVE_MODES[self.client.weighting.mode])
-            lines.append(b"stats-mode " + (b"extended" if self.extends_stats else b"standard"))
-            if self._is_subscribed:
-                lines.append(b"subscribe")
-            channel.tell(b"\r\n".join(lines) + CRLF)
         return channel
+
+    def state_at(self, shard: int) -> bytes:
+        """Return the commands that tell *shard* the state of the session."""
+        lines = [
+            b"watch %b %d" % (name, weight) if weight > 1 else b"watch " + name  # --strict-protocol has no weights
+            for name, weight in self._watched.items()
+            if self.routes.shard_of(name) == shard
+        ]
+        if self._used_shard == shard:
+            lines.append(b"use " + self._used)
+        if self.meta:
+            lines.append(b"meta " + b" ".join(self.meta))
+        if self.client.weighting is not None:
+            lines.append(b"reserve-mode " + RESERVE_MODES[self.client.weighting.mode])
+        lines.append(b"stats-mode " + (b"extended" if self.extends_stats else b"standard"))
+        if self._is_subscribed:
+            lines.append(b"subscribe")
+        return b"\r\n".join(lines) + CRLF
 
     def end_remote_wait(self, shard: int) -> None:
         """End the wait for a job in the run for *shard*, if there is one. The reply to this itself is not wanted."""
@@ -314,22 +327,14 @@ class FrontSession(RestrictedSession):
         if self._run:
             shard, run = self._run_shard, self._run
             data = run[0] if len(run) == 1 else b"".join(run)
-            note = partial(self._note_reserve_job, shard) if self._has_reserve_job else None
-            work = Run(shard, data, self._is_run_repeatable, note, run if self._has_job else None)
+            work = Run(shard, data, self._is_run_repeatable, None, run if self._has_job else None)
             self._has_job = False
             self._run, self._run_size, self._run_shard, self._is_run_repeatable = [], 0, NO_SHARD, True
-            self._has_reserve_job = False
             self._begin(work)
             self._is_counted = True
             if self.is_eof:
                 self.end_remote_wait(shard)
             self.is_closing = self.has_more = False
-        return reply
-
-    def _note_reserve_job(self, shard: int, reply: bytes) -> bytes:
-        """Note that the client holds a job of *shard* if *reply*, the replies of a run with a reserve-job, says so."""
-        if b"RESERVED " in reply:
-            self.note_holding(shard)
         return reply
 
     def _park(self, work: Work) -> None:
@@ -381,11 +386,10 @@ class FrontSession(RestrictedSession):
             shard = self._used_shard if route == USED else self.routes.shard_of(command[1])
         if shard != own:
             self._has_job |= route == JOB
-            if verb.name == b"wait":  # alone in its run, so that it holds up no reply before it
+            if verb.name in ALONE:
                 self._end_run()
                 self._forward(shard, self.line + CRLF, True, 0)
                 return None
-            self._has_reserve_job |= verb.name == b"reserve-job"
             size = self.broker.max_job_size if verb.name in WITH_BODY else 0
             return self._forward(shard, self.line + CRLF, verb.name in REPEATABLE, size)
         if self._run:
@@ -417,7 +421,7 @@ class FrontSession(RestrictedSession):
         reply = super()._handle(verb, command, now)
         if reply != replies.NOT_FOUND:
             return reply
-        work = Search(self._others(), self.line + CRLF)
+        work = Search(self._others(), self.line + CRLF, verb.name in REPEATABLE)
         reply = work.advance(self, now)
         if reply is None:
             self._park(work)

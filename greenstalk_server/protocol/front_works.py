@@ -149,7 +149,8 @@ class Run(Work):
             at = moved[0] if moved else len(parts)
             self._done += parts[:at]
             del commands[:at]
-            self._note_holding(session, parts[:at])
+            if parts[:at] and self._shard not in (self._home, NO_SHARD):
+                self._chases = 0
             if not commands:
                 return True
             if not moved:
@@ -161,13 +162,6 @@ class Run(Work):
             reply = session.serve_again(commands[0][:-2], now) if self._chases <= MAX_CHASES else replies.NOT_FOUND
             self._shard = NO_SHARD
         return False
-
-    def _note_holding(self, session: FrontSession, parts: list[bytes]) -> None:
-        """Note that the client holds a job of a shard other than that of the run if *parts* say so."""
-        if parts and self._shard not in (self._home, NO_SHARD):
-            self._chases = 0
-            if parts[0].startswith(b"RESERVED "):
-                session.note_holding(self._shard)
 
     def _send(self, session: FrontSession, shard: int, data: bytes) -> bool:
         """Send *data* to *shard*; return False, since the reply is still to come."""
@@ -197,14 +191,8 @@ class ForwardedReserve(Run):
 
     def lose(self, session: FrontSession, shard: int) -> None:
         """Begin a Reserve with the rest of the time."""
-        if shard == self._shard:
+        if shard == self._shard and not self.has_news:
             session.replace_work(Reserve(self._until, self._batch))
-
-    def advance(self, session: FrontSession, now: int) -> bytes | None:
-        """Return the reply."""
-        if self._reply.startswith(b"RESERVED"):
-            session.note_holding(self._shard)
-        return self._reply
 
 
 Merge: TypeAlias = Callable[[list[bytes]], bytes]
@@ -288,18 +276,23 @@ class Listing(Gathering):
 class Search(Work):
     """A command about a job whose shard is not known: the shards are asked in turn until one has the job."""
 
-    __slots__ = ("_asked", "_line", "_reply", "_shards")
+    __slots__ = ("_asked", "_is_repeatable", "_line", "_reply", "_shards")
 
-    def __init__(self, shards: list[int], line: bytes) -> None:
+    def __init__(self, shards: list[int], line: bytes, is_repeatable: bool) -> None:
         super().__init__()
+        self._is_repeatable: bool = is_repeatable
         self._shards: list[int] = shards
         self._line: bytes = line
         self._reply: bytes = replies.NOT_FOUND
         self._asked: int = NO_SHARD
 
     def lose(self, session: FrontSession, shard: int) -> None:
-        """Close the connection if *shard* was asked, and has not replied."""
-        if shard == self._asked and not self.has_news:
+        """If *shard* was asked, ask it again if that is harmless; else close the connection. Keep a reply."""
+        if shard != self._asked or self.has_news:
+            return
+        if self._is_repeatable:
+            session.channel(shard).ask(self._line)
+        else:
             super().lose(session, shard)
 
     def end(self, session: FrontSession, now: int) -> bytes | None:
@@ -379,10 +372,10 @@ class Reserve(Work):
         return shard == self._claimed
 
     def lose(self, session: FrontSession, shard: int) -> None:
-        """Try again: a reservation ends with its shard."""
+        """Try again: if *shard* has reserved a job whose reply was lost, that reservation ends."""
         self.has_news = True
         if shard == self._claimed:
-            self._reply = replies.TIMED_OUT
+            self._reply = self._reply or replies.TIMED_OUT
         elif shard in self._offers:
             self._offers.remove(shard)
 
@@ -397,7 +390,6 @@ class Reserve(Work):
             return None  # an offer of another shard, which may be claimed next
         claimed, self._claimed, reply, self._reply = self._claimed, NO_SHARD, self._reply, b""
         if reply.startswith(b"RESERVED") and reply != b"RESERVED_BATCH 0\r\n":
-            session.note_holding(claimed)
             session.decline_all(claimed)
             return reply
         session.pass_heads(claimed)

@@ -42,10 +42,11 @@ PING: Final = 13
 END: Final = 14
 TELL: Final = 15
 PART: Final = 16
-"""Kinds. HELLO and AUTH are the handshake. A front sends OPEN, PART, DATA, TELL and CLOSE; an owner REPLY, END, CLOSED
-and HEAD. A process sends LEAD when it begins to lead a shard, and PING so that the peer hears from it."""
+REPORTED: Final = 17
+"""Kinds. HELLO and AUTH are the handshake. A front sends OPEN, PART, DATA, TELL, CLOSE and REPORTED; an owner REPLY,
+END, CLOSED and HEAD. A process sends LEAD when it begins to lead a shard, and PING so that the peer hears from it."""
 
-LAST_KIND: Final = PART
+LAST_KIND: Final = REPORTED
 
 SIZES: Final = [size.to_bytes(4, "little") for size in range(1024)]
 """The sizes of most payloads, encoded."""

@@ -27,7 +27,7 @@ from typing import Final
 
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.operations import connecting, putting
+from greenstalk_server.core.operations import connecting, putting, suspending
 from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import waiting
@@ -190,13 +190,22 @@ class Session(SessionState):
         return self._serve(self._rest, self._position, out, now, limit)
 
     def close(self, now: int) -> None:
-        """Disconnect the client, and set `cost`. Call this exactly once, after all other methods."""
+        """Disconnect the client, and set `cost`. Call this or `suspend` exactly once, after all other methods."""
+        self._end_work()
+        connecting.disconnect(self.broker, self.client, now)
+
+    def suspend(self, now: int) -> None:
+        """Suspend the client, whose link is lost. See `close`."""
+        self._end_work()
+        suspending.suspend(self.broker, self.client, now)
+
+    def _end_work(self) -> None:
+        """End all that the session does or waits for, and set the `cost` of the end of the client."""
         client = self.client
         left = min(len(client.reserved) + len(client.watched), 2 * SLICE)
         self.cost = CLOSE_COST + self.reserve_cost + DISCONNECT_COST * left
         self.awaited = None
         self.end_stream()
-        connecting.disconnect(self.broker, self.client, now)
 
     def end_stream(self) -> None:
         """Close the stream, if there is one. Call this when the stream has been sent or is abandoned."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.remote import RemoteSession, Reservation
+from greenstalk_server.core.remote import RemoteReservations, Reservation
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, Encoder, SegmentHeader, decode_segment_header
@@ -178,10 +178,10 @@ def test_reservation_round_trip(salt: bytes, job: Job, reserves: int, timeouts: 
     assert recorded_fields(replay(salt, data, reserve).jobs[job.id]) == recorded_fields(job)
 
 
-REMOTES = st.builds(RemoteSession, st.text("09azAZ", min_size=1, max_size=record.MAX_FRONT), COUNT)
+REMOTES = st.builds(RemoteReservations, st.text("09azAZ", min_size=1, max_size=record.MAX_FRONT), COUNT)
 
 
-def reserve_remotely(job: Job, remote: RemoteSession) -> None:
+def reserve_remotely(job: Job, remote: RemoteReservations) -> None:
     """Reserve *job* for a remote client."""
     reserve_job(job, 1, 2)
     assert job.holder is not None
@@ -190,13 +190,13 @@ def reserve_remotely(job: Job, remote: RemoteSession) -> None:
 
 
 @given(SALTS, jobs(), REMOTES)
-def test_reservation_of_a_remote_client_round_trip(salt: bytes, job: Job, remote: RemoteSession) -> None:
+def test_reservation_of_a_remote_client_round_trip(salt: bytes, job: Job, remote: RemoteReservations) -> None:
     encoder = Encoder(salt)
     data = encoder.job(job, 1, job.events)
     reserve_remotely(job, remote)
     reserve = encoder.reserve(job, 2)
     assert len(reserve) == record.reserve_size(job)
-    expected = {job.id: Reservation(remote.front, remote.number, 1)}
+    expected = {job.id: Reservation(remote.front, remote.session, 1)}
     assert replay(salt, data, reserve).reservations == expected
     attributes = record.attributes_of(job)
     copy = encoder.seal(encoder.begin_job(job, 3, record.events_of(job), attributes), job.body or b"")

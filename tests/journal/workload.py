@@ -30,7 +30,7 @@ from greenstalk_server.core.operations import (
     undoing,
 )
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
-from greenstalk_server.core.remote import RemoteSession, Reservation
+from greenstalk_server.core.remote import RemoteReservations, Reservation
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.travel import Location
@@ -803,7 +803,7 @@ class Bench:
         client = connecting.connect(self.broker, lambda: None)
         if is_remote:
             self._sessions += 1
-            connecting.become_remote(self.broker, client, None, RemoteSession("f1", self._sessions))
+            connecting.become_remote(self.broker, client, None, RemoteReservations("f1", self._sessions))
         connecting.use(self.broker, client, self.random.choice(TUBES))
         for name in self.random.sample(TUBES, 2):
             connecting.watch(self.broker, client, name)

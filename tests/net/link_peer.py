@@ -36,12 +36,16 @@ class FixedMembership:
         self.on_change: Callable[[], None] = lambda: None
         self.owners: dict[int, str] = {0: PROCESS}
         self.processes: dict[str, str] = {}
+        self.ended: set[str] = set()
 
     def owner_of(self, shard: int) -> str | None:
         return self.owners.get(shard)
 
     def addresses(self) -> dict[str, str]:
         return self.processes
+
+    def has_ended(self, process: str) -> bool:
+        return process in self.ended
 
 
 class Process:
@@ -155,6 +159,8 @@ class Peer:
         self.shake_hands()
         assert self.read()[0] == frames.AUTH
 
-    def open(self, channel: int) -> None:
-        facts = {"number": 1, "address": "here", "name": "", "listener": "here", "names": []}
+    def open(self, channel: int, session: int = 0, reserved: int = 0) -> None:
+        """Open *channel*; the number of its *session* is by default that of the channel."""
+        facts: dict[str, Any] = {"number": 1, "address": "here", "name": "", "listener": "here", "names": []}
+        facts |= {"session": session or channel, "reserved": reserved}
         self.send(frames.OPEN, channel, json.dumps(facts).encode())

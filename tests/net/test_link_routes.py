@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
-from greenstalk_server.net import links
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.front_channel import NO_SHARD
 from tests.net.in_process import is_readable, read_to_end, wait_until
@@ -129,33 +128,6 @@ def test_command_that_waits_is_sent_to_the_new_owner(process: Process, client: s
     change(process, {1: "b1"})
     reply_to_use(new)
     assert receive(client, b"\r\n") == b"USING " + TUBE + b"\r\n"
-
-
-def test_channel_of_a_shard_without_owner_keeps_little(
-    process: Process, client: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client that goes on changes the state of its session, which another channel passes on later."""
-    monkeypatch.setattr(links, "CHECK_INTERVAL", 0.05)
-    former = process.linked("a1")
-    change(process, {1: "a1"})
-    client.sendall(b"watch " + TUBE + b"\r\n")
-    channel = read_command(former, b"watch " + TUBE)
-    former.send(frames.END, channel, b"WATCHING 2\r\n")
-    assert receive(client, b"\r\n") == b"WATCHING 2\r\n"
-    former.sock.close()
-    wait_until(lambda: not process.links.is_linked(1))
-    client.sendall(b"reserve-with-timeout 1\r\n")
-    wait_until(lambda: 1 in process.links._waiting)
-    client.sendall(b"stats-mode standard\r\n" * 2 * links.MAX_KEPT)
-    assert receive(client, b"USING standard\r\n" * 2 * links.MAX_KEPT).startswith(b"TIMED_OUT")
-    wait_until(lambda: not process.links._waiting[1])
-    new = process.linked("b1")
-    change(process, {1: "b1"})
-    client.sendall(b"reserve-with-timeout 1\r\n")
-    told = b""
-    while (frame := new.read())[0] != frames.DATA:
-        told += frame[2] if frame[0] == frames.TELL else b""
-    assert told.count(b"stats-mode") == 1
 
 
 def test_client_of_a_process_without_a_shard_reserves_from_several() -> None:

@@ -74,19 +74,6 @@ def test_channel_speaks_the_protocol(peer: Peer) -> None:
     assert payload == b"USING mail\r\nINSERTED 3\r\n"
 
 
-def test_jobs_of_a_lost_link_become_ready(peer: Peer, process: Process) -> None:
-    broker = process.broker
-    peer.open(1)
-    peer.send(frames.DATA, 1, b"use mail\r\nwatch mail\r\nput 0 0 60 1\r\nx\r\nclaim\r\n")
-    while b"RESERVED" not in peer.read()[2]:
-        pass
-    assert broker.totals.reserved == 1
-    peer.sock.close()
-    wait_until(lambda: not broker.totals.reserved)
-    assert broker.remote_count == 0
-    assert len(broker.jobs) == 1
-
-
 @pytest.mark.parametrize(
     ("kind", "channel", "payload", "reason"),
     [

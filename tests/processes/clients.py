@@ -1,8 +1,8 @@
 """Clients of a server with several processes: they send commands for several shards at once, and record all replies.
 
-A connection may end only with the process that accepted it, or if a command was outstanding at a process that ended:
-then nobody knows whether that command took effect. Each other end is an error. A client that waits in a reserve keeps
-its connection.
+A connection may end only with the process that accepted it, or if a command that changes a job was outstanding at a
+process that ended: then nobody knows whether that command took effect. Each other end is an error. While its connection
+lives, a client keeps its wait and its jobs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from typing import Final
@@ -58,7 +58,14 @@ WAIT_TUBES: Final = tuple(_tubes("wait", WAITERS_PER_SHARD))
 PROBE_TUBES: Final = tuple(_tubes("probe", 1))
 """One for each shard, in which only probes put jobs."""
 
-ALL_TUBES: Final = (*WORK_TUBES, *WAIT_TUBES, *PROBE_TUBES)
+HOLD_TUBES: Final = tuple(_tubes("hold", 2))
+
+HOLD_TTR: Final = 3
+"""Seconds to run of jobs whose holders must touch them to keep them. Longer than any delay without a fault."""
+
+TOUCH_INTERVAL: Final = 0.1
+
+ALL_TUBES: Final = (*WORK_TUBES, *WAIT_TUBES, *PROBE_TUBES, *HOLD_TUBES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +237,7 @@ class _Client(threading.Thread):
     def watch(self, tube: bytes) -> Sent:
         return Sent(b"watch %b\r\n" % tube, lambda line, _: line.startswith(b"WATCHING"))
 
-    def put(self, tube: bytes, size: int = 0, delay: int = 0) -> list[Sent]:
+    def put(self, tube: bytes, size: int = 0, delay: int = 0, ttr: int = TTR) -> list[Sent]:
         self._count += 1
         token = f"{self._seed}/{self.name}/{self._count}".encode()
         self._record.tubes[token], self._record.sizes[token] = tube, size
@@ -245,7 +252,7 @@ class _Client(threading.Thread):
             return int(id) % SHARDS == shard_of_tube(tube, SHARDS)
 
         priority = self._random.randrange(3)
-        rest = b"%d %d %d %d\r\n%b:%b\r\n" % (priority, delay, TTR, len(token) + 1 + size, token, bytes(size))
+        rest = b"%d %d %d %d\r\n%b:%b\r\n" % (priority, delay, ttr, len(token) + 1 + size, token, bytes(size))
         shards = frozenset([shard_of_tube(tube, SHARDS)])
         if self._random.random() < 0.5:
             return [Sent(b"put-in-tube %b %b" % (tube, rest), answered, shards)]
@@ -261,8 +268,7 @@ class _Client(threading.Thread):
         def answered(line: bytes, jobs: list[Job]) -> bool:
             for id, token in jobs:
                 self._history.deliver(Step(self._who, RESERVE, token, begun), id)
-                if (id, token) not in self.held:  # it was lost with its process, and is reserved again
-                    self.held.append((id, token))
+                self.held.append((id, token))
             return (bool(jobs) or line == nothing) and all(
                 self._record.tubes.get(token) in watched for _, token in jobs
             )
@@ -270,7 +276,7 @@ class _Client(threading.Thread):
         return Sent(request, answered)
 
     def settle(self, kind: str, job: Job, request: bytes, expected: bytes, is_repeated: bool = False) -> Sent:
-        """Return *request* about *job*. NOT_FOUND is checked later: the job's process may have died."""
+        """Return *request* about *job*. NOT_FOUND is checked later: another client may have deleted a ready job."""
         id, token = job
         step = self._begin(kind, token)
 
@@ -282,6 +288,9 @@ class _Client(threading.Thread):
 
     def delete(self, job: Job) -> Sent:
         return self.settle(DELETE, job, b"delete %d\r\n" % job[0], b"DELETED")
+
+    def _touched(self, job: Job) -> Sent:
+        return self.settle(TOUCH, job, b"touch %d\r\n" % job[0], b"TOUCHED", is_repeated=True)
 
     def _begin(self, kind: str, token: bytes) -> Step:
         return self._history.add(Step(self._who, kind, token, time.monotonic()))
@@ -357,9 +366,7 @@ class Worker(_Client):
             if missing == b"0":
                 for step in steps:
                     self._end(step)
-            is_disturbed = any(self._history.is_disturbed(shard, 0, inf) for shard in shards)
-            is_possible = missing == b"0" or is_disturbed
-            return word == b"DELETED_BATCH" and int(deleted) + int(missing) == len(jobs) and is_possible
+            return word == b"DELETED_BATCH" and int(deleted) == len(jobs) and missing == b"0"
 
         return [Sent(b" ".join([b"delete-batch", *[b"%d" % id for id, _ in jobs]]) + b"\r\n", answered, shards)]
 
@@ -387,17 +394,6 @@ class Worker(_Client):
         self.held.append(job)
         return [self._touched(job)]
 
-    def _touched(self, job: Job) -> Sent:
-        """Touch *job*; drop it from `held` if its process has died."""
-        sent = self.settle(TOUCH, job, b"touch %d\r\n" % job[0], b"TOUCHED", is_repeated=True)
-
-        def answered(line: bytes, jobs: list[Job]) -> bool:
-            if line == b"NOT_FOUND" and job in self.held:
-                self.held.remove(job)
-            return sent.answered(line, jobs)
-
-        return replace(sent, answered=answered)
-
     def _touch_all(self, job: Job) -> list[Sent]:
         self.held.append(job)
         return [Sent(b"touch-all\r\n", lambda line, _: line.startswith(b"TOUCHED_ALL "))]
@@ -406,6 +402,32 @@ class Worker(_Client):
         """Return a command that reads from one shard, or from all."""
         request = self._random.choice((b"stats", b"list-tubes", b"stats-tube default", b"list-tubes-watched"))
         return [Sent(request + b"\r\n", lambda line, _: line.startswith(b"OK "))]
+
+
+class Holder(_Client):
+    """Holds a job, and touches it again and again.
+
+    held_since  monotonic time of the reservation; infinite if it holds none.
+    """
+
+    def __init__(self, number: int, port: int, record: Record, seed: str, ttr: int) -> None:
+        super().__init__(f"holder-{number}", port, record, seed)
+        self.held_since: float = inf
+        self._tube: bytes = HOLD_TUBES[number]
+        self._ttr: int = ttr
+
+    def use(self) -> None:
+        self.held_since = inf
+        self.exchange([self.watch(self._tube)])
+        self.exchange([Sent(b"ignore default\r\n", lambda line, _: line == b"WATCHING 1")])
+        self.exchange([self.reserve(b"reserve-with-timeout 0\r\n", b"TIMED_OUT", frozenset([self._tube]))])
+        if not self.held:
+            self.exchange(self.put(self._tube, ttr=self._ttr))
+            self.exchange([self.reserve(b"reserve\r\n", b"", frozenset([self._tube]))])
+        self.held_since = time.monotonic()
+        while not self.is_over.wait(TOUCH_INTERVAL):
+            self.exchange([self._touched(self.held[0])])
+        self.exchange([self.delete(self.held.pop())])
 
 
 class Waiter(_Client):

@@ -18,7 +18,20 @@ from typing import Final, Protocol
 
 from greenstalk_server.journal.layout import directory_of
 from greenstalk_server.journal.lock import holder_of
-from tests.processes.clients import ALL_TUBES, SHARDS, WAIT_TUBES, WORKERS, Cut, Probe, Record, Waiter, Worker
+from tests.processes.clients import (
+    ALL_TUBES,
+    HOLD_TTR,
+    HOLD_TUBES,
+    SHARDS,
+    WAIT_TUBES,
+    WORKERS,
+    Cut,
+    Holder,
+    Probe,
+    Record,
+    Waiter,
+    Worker,
+)
 from tests.support import forking
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, environment, run
 from tests.support.history import DELETE, PUT, RESERVE, Disturbance, Step
@@ -35,6 +48,9 @@ SEGMENT_SIZES: Final = (65_536, 1_000_000)
 
 BESIDE_PAUSE: Final = "kill beside a pause"
 """Its time without service is not measured: a new connection asks for `stats`, which waits for the paused process."""
+
+KILLS: Final = ("kill", "kill two")
+"""In these rounds no process is paused, so the clients that hold jobs can touch them in time."""
 
 STATES: Final = tuple([b"current-jobs-" + state for state in (b"ready", b"delayed", b"buried", b"reserved")])
 
@@ -171,7 +187,10 @@ class Rounds:
     """Rounds on *server*. The same seed gives the same load and faults, but not the same timing.
 
     kind    of the last round that was begun.
+    keeps_reservations  as of History.
     """
+
+    keeps_reservations: bool = True
 
     def __init__(self, server: Queue, seed: int, flags: Sequence[str] | None = None) -> None:
         """*flags* are those of each server; None for random ones."""
@@ -194,6 +213,7 @@ class Rounds:
         }
         self._record: Record
         self._workers: list[Worker]
+        self._holders: list[Holder]
         self._waiters: list[Waiter]
         self._probes: list[Probe]
 
@@ -206,7 +226,7 @@ class Rounds:
         """Run one round of *kind*, or of any kind; raise AssertionError with all errors in it."""
         self.kind = kind = kind or self._random.choice(list(self._ways))
         number, flags = len(self.reports) + 1, self._flags
-        self._load(f"{self._seed}-{number}")
+        self._load(f"{self._seed}-{number}", HOLD_TTR if kind in KILLS else TTR)
         self._work()
         begun = time.monotonic()
         self._ways[kind]()
@@ -249,10 +269,19 @@ class Rounds:
     def _disturbances(self) -> list[Disturbance]:
         return self._record.history.disturbances
 
-    def _load(self, seed: str) -> None:
-        """Start the clients of a round."""
+    def _load(self, seed: str, hold_ttr: int) -> None:
+        """Start the clients of a round. Those that hold jobs come first, and have held them for longer than the ttr."""
         record, ports = Record(), itertools.cycle(self._server.ports)
+        record.history.keeps_reservations = self.keeps_reservations
         self._record = record
+        self._holders = [Holder(number, next(ports), record, seed, hold_ttr) for number in range(len(HOLD_TUBES))]
+        for holder in self._holders:
+            holder.start()
+        held_for = hold_ttr if hold_ttr == HOLD_TTR else 0
+        wait_until(
+            lambda: all(time.monotonic() - holder.held_since > held_for for holder in self._holders),
+            lambda: "clients hold no job",
+        )
         self._workers = [Worker(f"worker-{number}", next(ports), record, seed) for number in range(WORKERS)]
         self._waiters = [Waiter(number, next(ports), record, seed) for number in range(len(WAIT_TUBES))]
         self._probes = [Probe(shard, next(ports), record, seed) for shard in range(SHARDS)]
@@ -338,7 +367,7 @@ class Rounds:
     def _audit(self) -> int:
         """Stop the clients, check all that is known, and delete all jobs; return how many there were."""
         record, history = self._record, self._record.history
-        clients: list[Worker | Probe] = [*self._workers, *self._probes]
+        clients: list[Worker | Probe | Holder] = [*self._workers, *self._probes, *self._holders]
         for client in clients:
             client.is_over.set()
         self._await_settled(clients)
@@ -368,7 +397,7 @@ class Rounds:
         return drained
 
     @staticmethod
-    def _await_settled(clients: Sequence[Worker | Waiter | Probe]) -> None:
+    def _await_settled(clients: Sequence[Worker | Waiter | Probe | Holder]) -> None:
         for client in clients:
             assert client.is_settled.wait(60), f"{client.name} does not end"
 

@@ -9,7 +9,7 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.tube_shards import shard_of_tube
 from greenstalk_server.core.tubes.head_watch import Head
-from greenstalk_server.protocol.front_channel import Receive
+from greenstalk_server.protocol.front_channel import Channel
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.session import Session
 from tests.support.world import make_broker
@@ -28,6 +28,7 @@ class Owner:
         self.heads: dict[bytes, Head] = {}
         self.broker: Broker = make_broker(ids=IdSequence(0, SHARDS, 1))
         self.sent: bytes = b""
+        self.is_attached: bool = True
 
     def shard_of(self, tube: bytes) -> int:
         return shard_of_tube(tube, SHARDS)
@@ -35,9 +36,14 @@ class Owner:
     def is_linked(self, shard: int) -> bool:
         return True
 
-    def open(self, shard: int, session: FrontSession, receive: Receive) -> Owner:
-        self.receive = receive
+    def new_session(self) -> int:
+        return 1
+
+    def open(self, shard: int, channel: Channel) -> Owner:
+        self.channel = channel
         self.session = remote_session(self.broker)
+        for is_told, data in channel.begin():
+            self.tell(data) if is_told else self.send(data)
         return self
 
     def send(self, data: bytes) -> None:
@@ -53,7 +59,7 @@ class Owner:
         sent, self.sent = self.sent, b""
         replies = self.session.receive(sent, 0)
         if replies:
-            self.receive(replies, True)
+            self.channel.receive(replies, True)
 
 
 def remote_session(broker: Broker) -> Session:
@@ -90,7 +96,7 @@ def test_end_of_input_ends_a_reserve_that_has_other_news(front: FrontSession, ow
     assert front.resume(0) == b"WATCHING 2\r\n"
     assert front.receive(b"reserve\r\n", 0) == b""
     owner.serve()
-    owner.receive(None, True)
+    owner.channel.lose()
     assert front.receive_eof(1) == b""
     owner.serve()
     assert front.resume(1) == b"TIMED_OUT\r\n"

@@ -62,6 +62,7 @@ class History:
 
     keys        the concurrency key and its limit, by token.
     groups      the group that the job of a token waits for, and the tokens of the members put before it.
+    keeps_reservations  a disturbance ends no reservation of a client whose connection stays open.
     most_held   maximum of jobs that clients have held at once, by concurrency key.
     duplicates  puts that have added nothing.
     """
@@ -69,6 +70,7 @@ class History:
     def __init__(self, shards: int = 1) -> None:
         """*shards*: number of shards among which the ids are divided."""
         self._shards: int = shards
+        self.keeps_reservations: bool = False
         self.disturbances: list[Disturbance] = []
         self.wrong: list[str] = []
         self.keys: dict[bytes, tuple[bytes, int]] = {}
@@ -101,8 +103,12 @@ class History:
         return self._ids.get(token, 0) % self._shards
 
     def is_disturbed(self, shard: int, begun: float, ended: float) -> bool:
-        """Whether jobs of *shard* may have lost their reservations between *begun* and *ended*."""
+        """Whether there was a disturbance of *shard* between *begun* and *ended*."""
         return any(each.concerns(shard, begun, ended) for each in self.disturbances)
+
+    def _may_lose(self, token: bytes, begun: float, ended: float) -> bool:
+        """Whether the job *token* may have lost its reservation between *begun* and *ended*."""
+        return not self.keeps_reservations and self.is_disturbed(self.shard_of(token), begun, ended)
 
     def is_delivered(self, token: bytes) -> bool:
         """Whether a client has reserved the job *token*."""
@@ -236,7 +242,7 @@ class History:
                 if each is not step and each.begun <= step.ended and each.ended >= own[-1].begun and not each.is_refused
                 if each.kind == DELETE or (each.kind == RELEASE and each.client == step.client)
             ]
-            if not given_back and not self.is_disturbed(self.shard_of(step.token), own[-1].begun, step.ended):
+            if not given_back and not self._may_lose(step.token, own[-1].begun, step.ended):
                 self.wrong.append(f"a client has lost its reservation: {step} in {steps}, {self.disturbances}")
             return
         others = [each for each in deliveries if own[-1].ended < each.begun and each.ended < step.begun]
@@ -251,7 +257,7 @@ class History:
             return True
         if any(earlier.begun <= at <= later.ended for at in hang_ups):
             return True
-        return self.is_disturbed(self.shard_of(earlier.token), earlier.begun, later.ended)
+        return self._may_lose(earlier.token, earlier.begun, later.ended)
 
 
 def _deliveries(steps: list[Step]) -> list[Step]:

@@ -294,7 +294,7 @@ def _check_client(broker: Broker, client: Client) -> None:
         assert max(client.remote.numbers.values(), default=0) <= client.remote.reserved or client.is_suspended
     if client.is_suspended:
         assert client.remote is not None and not client.is_waiting and client.offered is None
-        assert broker.suspended[client.remote.front][client.remote.number] is client
+        assert broker.suspended[client.remote.front][client.remote.session] is client
     if client.is_waiting:
         assert client.outcome is None
         if client.wait_until is not None:

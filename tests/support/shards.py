@@ -17,7 +17,8 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.operations import connecting, ticking
+from greenstalk_server.core.operations import connecting, suspending, ticking
+from greenstalk_server.core.remote import RemoteReservations
 from greenstalk_server.core.transitions import departing, moving
 from greenstalk_server.core.transitions.dependents import wake_dependents
 from greenstalk_server.core.travel import Location
@@ -25,7 +26,7 @@ from greenstalk_server.core.tube_shards import Pin, TubeShards, shard_of_tube
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE
-from greenstalk_server.protocol.front_channel import Receive
+from greenstalk_server.protocol.front_channel import Channel
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.job_transfer import decode_jobs, encode_job
 from greenstalk_server.protocol.restricted_session import RemoteSession, RestrictedSession
@@ -52,21 +53,25 @@ def tube_on(shard: int, number: int = 0) -> bytes:
 class Wire:
     """The channel of a session of *front* to *owner*; see front_channel.Wire."""
 
-    def __init__(self, front: Shard, owner: Shard, session: FrontSession, receive: Receive) -> None:
+    def __init__(self, front: Shard, owner: Shard, channel: Channel) -> None:
         self.front = front
         self.owner = owner
-        self.session = session
-        self.receive = receive
-        self.kept: list[tuple[bytes, bool]] = []
+        self.channel = channel
+        self.is_closed = False
         self.served: Served | None = None
-        if front.is_linked(owner.number):
-            self.attach()
+
+    @property
+    def is_attached(self) -> bool:
+        return self.served is not None
 
     def attach(self) -> None:
+        """Connect the remote client. At the owner this happens when the message arrives."""
         self.served = Served(self)
         self.front.wires.append(self)
-        kept, self.kept = self.kept, []
-        for data, is_told in kept:
+        self.front.post(
+            self.owner, partial(self.served.open, self.channel.session.client.number, self.channel.reserved)
+        )
+        for is_told, data in self.channel.begin():
             self._post(data, is_told)
 
     def send(self, data: bytes) -> None:
@@ -76,13 +81,11 @@ class Wire:
         self._post(data, is_told=True)
 
     def _post(self, data: bytes, is_told: bool) -> None:
-        if self.served is None:
-            self.kept.append((data, is_told))
-        else:
-            self.front.post(self.owner, partial(self.served.push, data, is_told))
+        assert self.served is not None
+        self.front.post(self.owner, partial(self.served.push, data, is_told))
 
     def close(self) -> None:
-        self.receive = lambda data, is_complete: None
+        self.is_closed = True
         if self.served is not None:
             self.front.wires.remove(self)
             self.front.post(self.owner, self.served.close)
@@ -97,14 +100,23 @@ class Served:
         self.input: list[bytes] = []
         self.is_closed = False
         self.is_end_due = False
-        grants = wire.session._grants
         self.session: Session
+
+    def open(self, number: int, reserved: int) -> None:
+        """Connect the client *number*, and give it the jobs of the same session on a lost link."""
+        session, now = self.wire.channel.session, self.shard.queue.now
+        grants = session._grants
         if grants is None:
             self.session = RemoteSession(self.shard.broker, self._wake)
         else:
-            self.session = RestrictedSession(self.shard.broker, self._wake, grants, 0, self.shard.queue.now)
+            self.session = RestrictedSession(self.shard.broker, self._wake, grants, 0, now)
             self.session.may_reserve = True
-        connecting.become_remote(self.shard.broker, self.session.client, wire.front.number)
+        front = self.wire.front
+        remote = RemoteReservations(front.process, session.number)
+        connecting.become_remote(self.shard.broker, self.session.client, front.number, remote)
+        suspending.resume(self.shard.broker, self.session.client, reserved, now)
+        self.session.client.number = number
+        self.shard.served.append(self)
 
     def push(self, data: bytes, is_told: bool) -> None:
         if is_told:
@@ -142,15 +154,28 @@ class Served:
             session.resume(now, limit)
 
     def _pass(self, out: bytes | None, is_complete: bool) -> None:
-        self.wire.receive(out, is_complete)
+        if self.wire.is_closed:
+            return
+        if out is None:
+            self.wire.channel.lose(is_ended=True)
+        else:
+            self.wire.channel.receive(out, is_complete)
 
     def _wake(self) -> None:
         self.shard.queue.woken.append(self.resume)
 
     def close(self) -> None:
         if not self.is_closed:
-            self.is_closed = True
+            self._end()
             self.session.close(self.shard.queue.now)
+
+    def suspend(self) -> None:
+        self._end()
+        self.session.suspend(self.shard.queue.now)
+
+    def _end(self) -> None:
+        self.is_closed = True
+        self.shard.served.remove(self)
 
 
 class Shard(BrokerListener):
@@ -163,6 +188,10 @@ class Shard(BrokerListener):
         self.broker = make_broker(limits=limits, ids=self.ids, tube_shards=TubeShards(ids.shards, pins))
         self.broker.subscribe(self)
         self.heads: dict[bytes, Head] = {}
+        self.process: str = f"p{self.number}x{queue.processes}"
+        queue.processes += 1
+        self.sessions = 0
+        self.served: list[Served] = []
         self.wires: list[Wire] = []
         self.waiting: list[Wire] = []
         self.due: int | None = None
@@ -179,10 +208,16 @@ class Shard(BrokerListener):
     def is_linked(self, shard: int) -> bool:
         return frozenset((self.number, shard)) not in self.queue.cuts
 
-    def open(self, shard: int, session: FrontSession, receive: Receive) -> Wire:
+    def new_session(self) -> int:
+        self.sessions += 1
+        return self.sessions
+
+    def open(self, shard: int, channel: Channel) -> Wire:
         assert shard != self.number
-        wire = Wire(self, self.queue.shards[shard], session, receive)
-        if wire.served is None:
+        wire = Wire(self, self.queue.shards[shard], channel)
+        if self.is_linked(shard):
+            wire.attach()
+        else:
             self.waiting.append(wire)
         return wire
 
@@ -238,16 +273,32 @@ class Shard(BrokerListener):
             self.heads[tube] = head
 
     def lose(self, peer: int) -> None:
-        """Forget the link to *peer*."""
+        """Suspend the clients of *peer*, and lose the channels to it."""
         self.calling.discard(peer)
         self.heads = {tube: head for tube, head in self.heads.items() if self.shard_of(tube) != peer}
         self._published = {key: head for key, head in self._published.items() if key[0] != peer}
+        for served in [served for served in self.served if served.wire.front.number == peer]:
+            served.suspend()
         lost = [wire for wire in self.wires if wire.owner.number == peer]
         self.wires = [wire for wire in self.wires if wire.owner.number != peer]
         for wire in lost:
-            assert wire.served is not None
-            wire.served.close()
-            wire.receive(None, True)
+            wire.channel.lose()
+
+    def attach(self, peer: int) -> None:
+        """Attach the wires that wait for *peer*, then report this."""
+        waiting = [wire for wire in self.waiting if wire.owner.number == peer]
+        self.waiting = [wire for wire in self.waiting if wire.owner.number != peer]
+        owner = self.queue.shards[peer]
+        for wire in waiting:
+            if not wire.is_closed:
+                wire.owner = owner
+                wire.attach()
+        self.post(owner, partial(owner.end_suspended, self.process))
+
+    def end_suspended(self, front: str) -> None:
+        """Disconnect the suspended clients of *front*: it has ended, or has opened the sessions of all others again."""
+        for number in list(self.broker.suspended.get(front, ())):
+            suspending.end(self.broker, front, number, self.queue.now)
 
 
 class Front:
@@ -325,6 +376,7 @@ class Shards:
         self.links: dict[tuple[int, int], deque[Callable[[], None]]] = {}
         self.woken: deque[Callable[[], None]] = deque()
         self.cuts: set[frozenset[int]] = set()
+        self.processes = 0
         self.shards = [Shard(self, IdSequence(base, count, number), limits, pins) for number in range(count)]
 
     def client(self, shard: int = 0, grants: Grants | None = None, rate: int = 0) -> Front:
@@ -379,11 +431,6 @@ class Shards:
     def mend(self, one: int, other: int) -> None:
         """Link two shards again."""
         self.cuts.discard(frozenset((one, other)))
-        for shard in (self.shards[one], self.shards[other]):
-            waiting, shard.waiting = shard.waiting, []
-            for wire in waiting:
-                if shard.is_linked(wire.owner.number):
-                    wire.attach()
-                else:
-                    shard.waiting.append(wire)
+        self.shards[one].attach(other)
+        self.shards[other].attach(one)
         self.settle()

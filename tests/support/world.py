@@ -30,7 +30,7 @@ from greenstalk_server.core.operations import (
     undoing,
 )
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
-from greenstalk_server.core.remote import RemoteSession
+from greenstalk_server.core.remote import RemoteReservations
 from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.transitions.dependents import wake_dependents
@@ -160,7 +160,7 @@ class World(BrokerListener):
         With a *session*, which is its number, the client can be suspended.
         """
         actor = Actor(self, b"default", [b"default"])
-        remote = RemoteSession(str(front), session) if session else None
+        remote = RemoteReservations(str(front), session) if session else None
         connecting.become_remote(self.broker, actor.client, front, remote)
         connecting.subscribe(self.broker, actor.client, is_on=True)
         for name in watch:

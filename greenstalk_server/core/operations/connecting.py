@@ -12,7 +12,7 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.operations.finishing import expire_reservation, record_expiry
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.remote import RemoteSession
+from greenstalk_server.core.remote import RemoteReservations
 from greenstalk_server.core.transitions.reservation import remove_reserved
 from greenstalk_server.core.transitions.waiting import cancel_wait, decline_offer
 from greenstalk_server.core.tubes.tube import Tube
@@ -43,11 +43,11 @@ def _next_number(last: int, ids: IdSequence) -> int:
     return number if number <= job_history.LAST_CLIENT else ids.shard or ids.shards
 
 
-def become_remote(broker: Broker, client: Client, front: object, remote: RemoteSession | None = None) -> None:
+def become_remote(broker: Broker, client: Client, front: object, remote: RemoteReservations | None = None) -> None:
     """Make *client*, which is new, a remote client: its connection is at another process, *front*.
 
-    It uses and watches no tube, and is not counted among the connections. *remote* is its session at that process, by
-    which it can be resumed; without it, its reservations end with the link.
+    It uses and watches no tube, and is not counted among the connections. *remote* is for its
+    reservations, which outlive the link; without it, they end with the link.
     """
     broker.counters.total_connections -= 1
     broker.remote_count += 1
@@ -112,7 +112,7 @@ def _end_suspension(broker: Broker, client: Client) -> None:
     assert remote is not None
     client.is_suspended = False
     clients = broker.suspended[remote.front]
-    del clients[remote.number]
+    del clients[remote.session]
     if not clients:
         del broker.suspended[remote.front]
 

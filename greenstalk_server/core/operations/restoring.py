@@ -19,6 +19,7 @@ from greenstalk_server.core.transitions.placing import add_delayed, forget
 from greenstalk_server.core.transitions.reservation import restore_reserved, update_throttle
 from greenstalk_server.core.transitions.tagging import attach_tags, free_key
 from greenstalk_server.core.travel import is_moving
+from greenstalk_server.core.tubes.tube import Tube
 
 RESTORE_SLICE: Final = 1000
 """Jobs that one slice of `restore_slices` adds to their tubes: about a millisecond."""
@@ -70,17 +71,22 @@ def restore_slices(
         resume_moves(broker, now)
     _delete_truncated(broker, now)
     for tube in list(broker.tubes.values()):
-        if tube.paused_until:
-            tube.throttled_until = tube.paused_until
-            broker.arm(tube, tube.paused_until)
-        if broker.keeps_pauses or not tube.paused_until:
-            broker.drop_if_unneeded(tube)
-        if tube.policy_state is not None:
-            if tube.reserved_count:
-                update_throttle(tube, now)
-            apply_to_restored(broker, tube, tube.policy_state, now)
+        _restore_tube(broker, tube, now)
     if broker.retained_keys.table:
         broker.arm(broker.retained_keys, now)
+
+
+def _restore_tube(broker: Broker, tube: Tube, now: int) -> None:
+    """Apply the pause and the policy of *tube*, which has its restored jobs."""
+    if tube.paused_until:
+        tube.throttled_until = tube.paused_until
+        broker.arm(tube, tube.paused_until)
+    if broker.keeps_pauses or not tube.paused_until:
+        broker.drop_if_unneeded(tube)
+    if tube.policy_state is not None:
+        if tube.reserved_count:
+            update_throttle(tube, now)
+        apply_to_restored(broker, tube, tube.policy_state, now)
 
 
 def _restore_job(broker: Broker, job: Job, reservation: Reservation | None, now: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.operations import connecting
-from greenstalk_server.core.remote import RemoteSession
+from greenstalk_server.core.remote import RemoteReservations
 from greenstalk_server.core.transitions.waiting import cancel_wait, decline_offer
 
 
@@ -27,20 +27,20 @@ def suspend(broker: Broker, client: Client, now: int) -> None:
     _add(broker, client, remote)
 
 
-def suspended(broker: Broker, front: str, number: int) -> Client:
-    """Return the suspended client of the session *number* of *front*, for the jobs that a journal has recovered."""
-    client = broker.suspended.get(front, {}).get(number)
+def suspended(broker: Broker, front: str, session: int) -> Client:
+    """Return the suspended client of the *session* of *front*, for the jobs that a journal has recovered."""
+    client = broker.suspended.get(front, {}).get(session)
     if client is None:
         client = connecting.connect(broker, ignore_call)
-        remote = RemoteSession(front, number)
+        remote = RemoteReservations(front, session)
         connecting.become_remote(broker, client, None, remote)
         _add(broker, client, remote)
     return client
 
 
-def _add(broker: Broker, client: Client, remote: RemoteSession) -> None:
+def _add(broker: Broker, client: Client, remote: RemoteReservations) -> None:
     client.is_suspended = True
-    broker.suspended.setdefault(remote.front, {})[remote.number] = client
+    broker.suspended.setdefault(remote.front, {})[remote.session] = client
 
 
 def resume(broker: Broker, client: Client, reserved: int, now: int) -> None:
@@ -52,7 +52,7 @@ def resume(broker: Broker, client: Client, reserved: int, now: int) -> None:
     remote = client.remote
     assert remote is not None
     remote.reserved = reserved
-    former = broker.suspended.get(remote.front, {}).get(remote.number)
+    former = broker.suspended.get(remote.front, {}).get(remote.session)
     if former is None:
         return
     assert former.remote is not None
@@ -74,8 +74,8 @@ def resume(broker: Broker, client: Client, reserved: int, now: int) -> None:
     connecting.disconnect(broker, former, now)
 
 
-def end(broker: Broker, front: str, number: int, now: int) -> None:
-    """Disconnect the suspended client of the session *number* of *front*, unless it was resumed."""
-    client = broker.suspended.get(front, {}).get(number)
+def end(broker: Broker, front: str, session: int, now: int) -> None:
+    """Disconnect the suspended client of the *session* of *front*, unless it was resumed."""
+    client = broker.suspended.get(front, {}).get(session)
     if client is not None:
         connecting.disconnect(broker, client, now)
