@@ -165,7 +165,7 @@ class FrontSession(RestrictedSession):
     @property
     def is_blocked(self) -> bool:
         """Whether the session is parked for something that the end of its input does not end."""
-        return self.awaited is not None or (self._work is not None and not self.client.is_waiting)
+        return self.awaited is not None or (self._work is not None and self._work.is_endless(self))
 
     def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
         """Continue, as RestrictedSession does, or after a reply of another shard."""

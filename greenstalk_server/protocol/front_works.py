@@ -38,6 +38,10 @@ class Work:
         """Whether `advance` is due."""
         return self.has_news
 
+    def is_endless(self, session: FrontSession) -> bool:
+        """Whether `end` would be of no use."""
+        return not session.client.is_waiting
+
     def receive(self, shard: int, reply: bytes) -> None:
         """Keep *reply* of *shard*."""
         raise NotImplementedError
@@ -81,6 +85,7 @@ class Run(Work):
         "_done",
         "_home",
         "_is_chasing",
+        "_is_ending",
         "_is_repeatable",
         "_note",
         "_reply",
@@ -109,11 +114,16 @@ class Run(Work):
         self._commands: list[bytes] | None = commands  # without a reply
         self._done: list[bytes] = []  # replies to those before
         self._is_chasing: bool = False
+        self._is_ending: bool = False
         self._chases: int = 0
 
     def begin(self, session: FrontSession) -> None:
         """Forward the commands."""
         session.channel(self._shard).ask(self._data)
+
+    def is_endless(self, session: FrontSession) -> bool:
+        """Whether `end` would be of no use: it was called."""
+        return self._is_ending
 
     def lose(self, session: FrontSession, shard: int) -> None:
         """Forward the commands again if that is harmless; else close the connection. Keep replies that are there."""
@@ -171,6 +181,7 @@ class Run(Work):
 
     def end(self, session: FrontSession, now: int) -> bytes | None:
         """End the wait for a job, if the run has one."""
+        self._is_ending = True
         session.end_remote_wait(self._shard)
         return None
 

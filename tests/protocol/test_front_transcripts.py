@@ -253,6 +253,22 @@ def test_end_of_the_input_ends_the_wait_for_a_job_with_an_old_id(shard: int) -> 
     assert waiting.session.is_closing and late.session.is_closing
 
 
+@pytest.mark.parametrize("command", [b"reserve\r\n", b"wait 1\r\n"])
+def test_wait_at_another_shard_can_be_ended_once(command: bytes) -> None:
+    queue = Shards()
+    client = queue.client()
+    assert queue.client().send(put(THERE)) == b"INSERTED 1\r\n"
+    assert client.send(b"reserve-job 1\r\n") == b"RESERVED 1 1\r\nx\r\n"
+    client = queue.client()
+    client.send(b"watch %b\r\n" % THERE)
+    assert client.send(command) == b""
+    assert not client.session.is_blocked
+    assert client.session.end_wait(queue.now) == b""  # its peer has closed, with too much input unread
+    assert client.session.is_blocked
+    queue.settle()
+    assert client.take() == b"TIMED_OUT\r\n"
+
+
 def test_claim_that_arrives_as_its_shard_offers_a_job_is_replied() -> None:
     queue = Shards()
     client, other, producer = queue.client(), queue.client(), queue.client(1)
