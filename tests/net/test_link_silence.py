@@ -48,14 +48,20 @@ def test_peer_that_pings_keeps_its_link_and_hears_pings(process: Process, caplog
 
 
 @pytest.mark.usefixtures("quick")
-def test_silent_peer_loses_its_link_and_its_jobs(process: Process, caplog: pytest.LogCaptureFixture) -> None:
-    peer = process.linked()
+def test_silent_peer_loses_its_link_and_keeps_its_jobs_while_it_lives(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = process.linked("a1")
     peer.open(1)
     peer.send(frames.DATA, 1, b"use mail\r\nwatch mail\r\nput 0 0 60 1\r\nx\r\nclaim\r\n")
     wait_until(lambda: process.broker.totals.reserved == 1)
     read_to_end(peer.sock)
-    wait_until(lambda: not process.broker.totals.reserved)
+    wait_until(lambda: len(refusals(caplog)) == 2)
     assert refusals(caplog) == ["shard 1 has sent nothing for 0.5 s", "the link to shard 1 is lost"]
+    assert process.broker.totals.reserved == 1
+    process.membership.ended.add("a1")
+    process.membership.on_change()
+    wait_until(lambda: not process.broker.totals.reserved)
 
 
 @pytest.mark.usefixtures("quick")
