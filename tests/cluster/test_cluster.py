@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -291,23 +294,6 @@ def test_queue_of_one_shard_is_continued_with_standbys_that_serve(cluster: Clust
                 assert client.ask(b"delete %d" % id) == b"DELETED"
 
 
-def test_dashboard_of_an_owner_shows_the_tubes_of_all_shards(cluster: Cluster, tmp_path: Path) -> None:
-    flags = ("--journal-name", "shown", "--shards", "2", "--link", "127.0.0.1:0")
-    tubes = [next(name for name in TUBES if shard_of_tube(name, 2) == shard) for shard in range(2)]
-    with Nodes([Node(f"node-{number}", cluster.url, tmp_path, *flags) for number in range(2)]) as nodes:
-        wait_until(lambda: all(node.listens() for node in nodes.nodes), lambda: nodes.nodes[0].log)
-        with connect(nodes.nodes[0]) as client:
-            for tube in tubes:
-                put(client, tube)
-
-        def shows_all(node: Node) -> bool:
-            status, text = node.ask("api/v1/tubes")
-            return status == 200 and all(f'"{tube.decode()}"' in text for tube in tubes)
-
-        for node in nodes.nodes:
-            wait_until(lambda node=node: shows_all(node), lambda node=node: node.log)  # type: ignore[misc]
-
-
 def test_process_is_wanted_only_while_it_follows_the_shard() -> None:
     """A request that arrives before the process has changed its shard must not move the shard that it still follows."""
     members = Members(LeaderLease(conninfo_of("postgresql://127.0.0.1:1/none", "--journal"), "", "", 1.0), "", 2)
@@ -334,3 +320,49 @@ def test_command_for_a_shard_without_an_owner_waits_and_other_shards_go_on(clust
             put(client, TUBES[led])
             assert waits.recv(100) == b""
             put(client, TUBES[led])
+
+
+# The dashboard
+
+
+def test_each_owner_serves_the_dashboard_of_the_whole_queue(cluster: Cluster, tmp_path: Path) -> None:
+    flags = ("--journal-name", "cluster-web", "--shards", "2", "--link", "127.0.0.1:0")
+    tubes = [next(name for name in ("t1", "t2", "t3", "t4") if shard_of_tube(name.encode(), 2) == n) for n in (0, 1)]
+    with Nodes([Node(f"web-{number}", cluster.url, tmp_path, *flags) for number in range(2)]) as nodes:
+        both = nodes.nodes
+
+        def names(node: Node) -> list[str]:
+            status, body = read(node, "/api/v1/tubes?q=t")
+            return [tube["name"] for tube in json.loads(body)["tubes"]] if status == 200 else []
+
+        wait_until(lambda: all(node.listens() for node in both), lambda: both[0].log)
+        with connect(both[0]) as client:
+            for tube in tubes:
+                put(client, tube.encode())
+        wait_until(lambda: all(names(node) == sorted([*tubes, "default"]) for node in both), lambda: both[1].log)
+        for node in both:
+            for tube in tubes:
+                status, _ = read(node, "/tube/pause", f"tube={tube}&seconds=60")
+                assert status == 200
+                assert tube in read(node, f"/tube?tube={tube}")[1]
+            with urllib.request.urlopen(f"http://127.0.0.1:{node.web_port}/events?page=overview", timeout=20) as events:
+                lines = [events.readline().decode() for _ in range(4)]
+            assert any(line.startswith("data: ") and tubes[0] in line and tubes[1] in line for line in lines)
+
+        def audits() -> set[int]:
+            return {len(json.loads(read(node, "/api/v1/audit")[1])["entries"]) for node in both}
+
+        wait_until(lambda: audits() == {4}, lambda: f"{audits()}")
+
+
+def read(node: Node, path: str, form: str | None = None) -> tuple[int, str]:
+    """Return the status and the body of a response of the dashboard of *node*; submit *form* if it is given."""
+    origin = f"http://127.0.0.1:{node.web_port}"
+    body = None if form is None else form.encode()
+    request = urllib.request.Request(origin + path, body, {"Origin": origin})  # noqa: S310  our own server
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310  our own server
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

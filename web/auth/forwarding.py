@@ -20,8 +20,10 @@ import msgspec
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import ServiceUnavailable
 
+from greenstalk_server.cluster.status import HOME
 from greenstalk_server.net.link_calls import Message
 from greenstalk_server.web.auth.guard import SAFE_METHODS, Guard
+from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.framework.access import FORWARDED, Principal, principal
 from greenstalk_server.web.framework.shards import Facts, Shards, context_facts
 
@@ -40,6 +42,12 @@ MAX_RESPONSES: Final = 64
 
 UNREAD_TIMEOUT: Final = 120.0
 """Seconds after which a response that is not fetched any further is dropped. A client has 60 to read a piece."""
+
+PASSED_HOME: Final = "greenstalk.passed_home"
+"""Key in the WSGI environ of a request that another process has passed on to the home process without checking it."""
+
+OF_PROCESS: Final = frozenset({"static", "healthz", "readyz"})
+"""Endpoints that every process serves itself."""
 
 HTTP: Final = "http"
 NEXT: Final = "http.next"
@@ -136,6 +144,11 @@ class Forwarding:
         self.badges: Callable[[], Mapping[str, str]] = dict
         shards.enter = self._enter
 
+    def init_front(self) -> None:
+        """Pass on all requests of the app to the home process, if this is another one. Call before `Guard.init_app`."""
+        if self._shards.others and not self._shards.is_home:
+            self._app.before_request(self._pass_home)
+
     def init_app(self) -> None:
         """Pass on each request of the app that is about another shard. Call after the guard's `init_app`."""
         if not self._shards.others:
@@ -165,6 +178,18 @@ class Forwarding:
             return shards.find_job(int(value)) if kind == JOB else shards.of_number(int(value))
         return None
 
+    # A process that is not home, and has a web port: a server of a cluster
+
+    def _pass_home(self) -> Response | None:
+        """Return the response of the home process, which checks the request; None to requests passed on by it."""
+        if FORWARDED in request.environ or PASSED_HOME in request.environ or request.endpoint in OF_PROCESS:
+            return None
+        if IS_OUTSIDE in request.environ and request.endpoint != "metrics":
+            return None  # the guard refuses it
+        request.max_content_length = self._max_request
+        body = request.get_data()
+        return self._send(HOME, {**context_facts(), PASSED_HOME: True}, body)
+
     # Home
 
     def _pass_on(self) -> Response | None:
@@ -180,7 +205,10 @@ class Forwarding:
         shard = self.shard_of(request.endpoint or "", fields)
         if shard == self._shards.own:
             return None
-        facts = {**context_facts(), "length": len(body), "badges": self.badges()}
+        return self._send(shard, {**context_facts(), "badges": self.badges()}, body)
+
+    def _send(self, shard: int, facts: Facts, body: bytes) -> Response:
+        """Return the response of the process of *shard* to the current request. Switches."""
         answer = self._shards.call(shard, HTTP, Message(facts, body), REQUEST_TIMEOUT)
         pieces = self._pieces(shard, answer.value["more"], answer.body, principal())
         response = Response(pieces, answer.value["status"])
@@ -238,8 +266,9 @@ class Forwarding:
         # Not Flask's __call__: the home process has applied the middleware for proxies and the prefix.
         body = Flask.wsgi_app(self._app, _environ(message.value, message.body), start_response)
         response = _Response(iter(body), getattr(body, "close", lambda: None))
-        piece = response.read()
         status, headers = started
+        response.is_stream = any(value.startswith("text/event-stream") for _, value in headers)
+        piece = response.read()
         return Message({"status": status, "headers": headers, "more": self._keep(response)}, piece)
 
     def _keep(self, response: _Response) -> int:
@@ -280,23 +309,25 @@ class _Response:
     """The body of a response that is being passed on.
 
     is_over     it is complete, and closed.
+    is_stream   each part of it must be passed on at once: an event.
     read_at     time of the last read, seconds of the monotonic clock.
     """
 
     def __init__(self, body: Iterator[bytes], close: Callable[[], None]) -> None:
         self.is_over: bool = False
+        self.is_stream: bool = False
         self.read_at: float = time.monotonic()
         self._body: Iterator[bytes] = body
         self._close: Callable[[], None] = close
 
     def read(self) -> bytes:
-        """Return about PIECE more bytes, or the rest. May switch."""
-        pieces, size = list[bytes](), 0
+        """Return about PIECE more bytes, the next event, or the rest. May switch."""
+        pieces, size, most = list[bytes](), 0, 1 if self.is_stream else PIECE
         self.read_at = time.monotonic()
         for piece in self._body:
             pieces.append(piece)
             size += len(piece)
-            if size >= PIECE:
+            if size >= most:
                 break
         else:
             self.close()
@@ -328,6 +359,7 @@ def _json_fields(body: bytes) -> dict[str, str]:
 
 def _environ(facts: Facts, body: bytes) -> dict[str, Any]:
     """Return the WSGI environ of the request of *facts*."""
+    passed = {PASSED_HOME: True} if facts.get(PASSED_HOME) else {FORWARDED: facts}
     return {
         "SERVER_NAME": "localhost",
         "SERVER_PORT": "80",
@@ -343,5 +375,5 @@ def _environ(facts: Facts, body: bytes) -> dict[str, Any]:
         "wsgi.multithread": False,
         "wsgi.multiprocess": False,
         "wsgi.run_once": False,
-        FORWARDED: facts,
+        **passed,
     }
