@@ -58,6 +58,9 @@ WAIT_TUBES: Final = tuple(_tubes("wait", WAITERS_PER_SHARD))
 PROBE_TUBES: Final = tuple(_tubes("probe", 1))
 """One for each shard, in which only probes put jobs."""
 
+ASKED: Final = frozenset(range(SHARDS))
+"""Shards that may have carried out a delete-batch: all where the client holds a job, since jobs may have moved."""
+
 HOLD_TUBES: Final = tuple(_tubes("hold", 2))
 
 HOLD_TTR: Final = 3
@@ -359,7 +362,6 @@ class Worker(_Client):
         """Delete jobs of all shards with one command."""
         jobs, self.held = [job, *self.held], []
         steps = [self._begin(DELETE, token) for _, token in jobs]
-        shards = frozenset([id % SHARDS for id, _ in jobs])
 
         def answered(line: bytes, _: list[Job]) -> bool:
             word, deleted, missing = line.split()
@@ -368,7 +370,7 @@ class Worker(_Client):
                     self._end(step)
             return word == b"DELETED_BATCH" and int(deleted) == len(jobs) and missing == b"0"
 
-        return [Sent(b" ".join([b"delete-batch", *[b"%d" % id for id, _ in jobs]]) + b"\r\n", answered, shards)]
+        return [Sent(b" ".join([b"delete-batch", *[b"%d" % id for id, _ in jobs]]) + b"\r\n", answered, ASKED)]
 
     def _release(self, job: Job) -> list[Sent]:
         delay = self._random.random() < 0.2
