@@ -406,9 +406,9 @@ class Candidate(Generic[Q]):
         refuse_unfit(recovery, self._is_strict)
         queue.rows.begin(epoch)
         now = self.clock()
-        for _ in resume_slices(recovery, queue.broker, queue.journal, now):
+        for _ in resume_slices(recovery, queue.broker, queue.journal, now, ends_remote=self._seats is None):
             yield_to_loop()
-        for _ in restoring.restore_slices(queue.broker, recovery.next_id, now):
+        for _ in restoring.restore_slices(queue.broker, recovery.next_id, now, recovery.reservations):
             yield_to_loop()
         self._follower.connection.close()
         return self.leadership

@@ -65,6 +65,8 @@ class Membership:
         self._addresses: dict[str, str] = {}
         self._wake: Event = Event()
         self._reported_at: float = 0.0
+        self._began: float = time.monotonic()
+        self._is_settled: bool = False
         self._forgot_at: float = time.monotonic()
         self._service: Service = Service("membership", self._run)
 
@@ -112,8 +114,17 @@ class Membership:
         return self._addresses
 
     def has_ended(self, process: str) -> bool:
-        """Return whether *process* was among `addresses`, and no longer is. Does not switch."""
-        return process in self._ended
+        """Return whether *process* was among `addresses`, and no longer is. Does not switch.
+
+        A process that this one has never seen has ended if it has no row once this one has lived for PROCESS_TIMEOUT:
+        a process has a row before it has a link, until it ends.
+        """
+        if process in self._ended:
+            return True
+        return self._is_settled and process not in self._addresses and not self._has_row(process)
+
+    def _has_row(self, process: str) -> bool:
+        return any(each.id == process for each in self.snapshot.processes)
 
     def refresh(self) -> None:
         """Read soon, since an owner seems to be gone. Does not switch."""
@@ -224,6 +235,8 @@ class Membership:
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self._addresses = addresses
+        if not self._is_settled and now > self._began + PROCESS_TIMEOUT:
+            self._is_settled = is_changed = True
         if is_changed:
             self.on_change()
 

@@ -104,9 +104,11 @@ def resume_from(recovery: Recovery, broker: Broker, journal: JournalWriter, now:
         pass
 
 
-def resume_slices(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int) -> Iterator[None]:
-    """Do what `resume_from` does, and yield after each slice of it."""
-    yield from recovery.settle_slices(now)
+def resume_slices(
+    recovery: Recovery, broker: Broker, journal: JournalWriter, now: int, ends_remote: bool = True
+) -> Iterator[None]:
+    """Do what `resume_from` does, and yield after each slice of it. *ends_remote*: see `Recovery.settle`."""
+    yield from recovery.settle_slices(now, ends_remote=ends_remote)
     _begin(recovery, broker, journal)
     _record_returns(recovery, journal)
 
