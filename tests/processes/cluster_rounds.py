@@ -110,9 +110,7 @@ def _serves(node: Node) -> bool:
 
 
 class ClusterRounds(Rounds):
-    """Rounds on *servers*. A process that takes over a shard ends its reservations."""
-
-    keeps_reservations: bool = False
+    """Rounds on *servers*."""
 
     def __init__(self, servers: Servers, seed: int, flags: Sequence[str] | None = None) -> None:
         super().__init__(servers, seed, flags)
