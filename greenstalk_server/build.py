@@ -140,6 +140,7 @@ INLINED: Final = (
     "journal/rewrite",
     "journal/space",
     "net/committer",
+    "net/link_calls",
     "net/listeners",
     "protocol/access",
     "runtime/scheduling",

@@ -5,7 +5,7 @@ Each query examines all jobs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import assume
 
@@ -157,6 +157,19 @@ class TagModel(Model):
         outcome = super().edit_job(id, tube, pri, delay, ttr, is_forced)
         self.is_edit = False
         return outcome
+
+    def undelete(self, deleted: ModelJob) -> bool:
+        return super().undelete(self._as_now(deleted))
+
+    def revert(self, before: ModelJob, after: ModelJob) -> bool:
+        return super().revert(self._as_now(before), after)
+
+    def _as_now(self, former: ModelJob) -> ModelJob:
+        """Return *former*, a copy of a job that returns, with the deadline that it has now if its delay is over."""
+        if not isinstance(former, TagJob) or former.state != "delayed" or self.now < former.deadline < NO_DEADLINE:
+            return former
+        is_first = bool(former.after) and not (former.reserves or former.kicks)
+        return replace(former, deadline=NO_DEADLINE if is_first and self.members(former.after) else self.now)
 
     # Transitions
 

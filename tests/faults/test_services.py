@@ -26,10 +26,10 @@ from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.nodes import Node, Nodes, wait_until
 from tests.support.peer import Peer
 
-IN_CLUSTERS: Final = ("leadership", "lease", "standbys")
+IN_CLUSTERS: Final = ("leadership", "lease", "membership", "standbys")
 """Services that only servers with a journal in PostgreSQL have."""
 
-AMONG_PROCESSES: Final = ("link-outages", "links", "moves")
+AMONG_PROCESSES: Final = ("link-outages", "links", "moves", "shard-conditions")
 """Services that only the processes of --processes have."""
 
 PROGRAM: Final = (sys.executable, "-m", "tests.faults.failing_services")
