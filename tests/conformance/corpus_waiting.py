@@ -225,13 +225,6 @@ a close
 b<
 c<
 
-== quit-wakes-a-waiter
-a> put 0 0 60 5\r\nhello
-a> reserve
-b>> reserve
-a>> quit
-b<
-
 == waiter-on-several-tubes-gets-the-first-job
 b> watch one
 b> watch two
