@@ -76,7 +76,7 @@ def _rows(options: argparse.Namespace) -> Iterator[str]:
         command = f"{OURS_COMMAND} --processes {count}"
         contenders += [(f"{count} processes", count, load, command) for load in LOADS]
     for name, count, load, command in contenders:
-        result = measure(command, count, load, CONNECTIONS, options.rounds, options.seconds, options.quota)
+        result = measure(command, count, load, options.connections, options.rounds, options.seconds, options.quota)
         if name == "1 process":
             base = result
         cpu, rate = (result.cpu_us / base.cpu_us, result.rate / base.rate) if base is not None else (0.0, 0.0)
@@ -234,6 +234,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench.processes", description="Measure several processes behind one port."
     )
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="numbers of processes (2 4)")
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help=f"to each process ({CONNECTIONS})")
     parser.add_argument("--rounds", type=int, default=3, help="samples of each load (3)")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a sample (2)")
     parser.add_argument("--quota", type=float, default=0.0, help="part of one CPU for each process (0: no limit)")
