@@ -47,6 +47,22 @@ def test_error_in_on_leave_ends_only_that_connection(leaves_by: str, caplog: pyt
     assert caplog.text.count("internal error: the connection is closed") == 1
 
 
+def test_quit_gives_the_job_to_a_client_that_waits() -> None:
+    broker = Broker(FACTS)
+    with listen() as listener, ExitStack() as stack:
+        server = start_server(broker, [listener])
+        stack.callback(server.stop)
+        address = listener.sock.getsockname()
+        holder, waiter = (stack.enter_context(socket.create_connection(address, TIMEOUT)) for _ in range(2))
+        holder.sendall(b"put 0 0 60 1\r\nx\r\nreserve\r\n")
+        wait_until(lambda: broker.totals.reserved == 1)
+        waiter.sendall(b"reserve\r\n")
+        wait_until(lambda: broker.waiting_count == 1)
+        holder.sendall(b"quit\r\n")
+        wait_until(lambda: is_readable(waiter))
+        assert waiter.recv(4096) == b"RESERVED 1 1\r\nx\r\n"
+
+
 def test_error_while_held_replies_are_sent_does_not_reach_the_committer() -> None:
     journal = UnwrittenJournal()
     broker = Broker(FACTS, journal)
