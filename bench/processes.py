@@ -57,9 +57,13 @@ class Result:
 
 def main() -> int:
     """Measure all loads; return the exit status."""
-    options = _parser().parse_args()
+    return print_rows(_rows(_parser().parse_args()))
+
+
+def print_rows(rows: Iterator[str]) -> int:
+    """Print each of *rows* when it is known; return the exit status."""
     try:
-        for line in _rows(options):
+        for line in rows:
             print(line, flush=True)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)

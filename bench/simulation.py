@@ -18,8 +18,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Final, NamedTuple
 
-from .errors import BenchError
-from .processes import CONNECTIONS, Result, measure
+from .processes import CONNECTIONS, Result, measure, print_rows
 from .servers import OURS_COMMAND
 
 BATCH: Final = 16
@@ -210,14 +209,7 @@ def _solve(falling: Callable[[float], float], wanted: float, most: float) -> flo
 
 def main() -> int:
     """Measure the costs, and simulate; return the exit status."""
-    options = _parser().parse_args()
-    try:
-        for line in _rows(options):
-            print(line, flush=True)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return print_rows(_rows(_parser().parse_args()))
 
 
 def _rows(options: argparse.Namespace) -> Iterator[str]:
