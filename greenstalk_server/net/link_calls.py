@@ -69,6 +69,10 @@ class CallError(Exception):
         self.may_have_run: bool = may_have_run
 
 
+class MessageSizeError(CallError):
+    """A message is too large for the link, so it was not sent."""
+
+
 class Carrier(Protocol):
     """The parts of a link that its calls need.
 
@@ -239,16 +243,16 @@ class LinkCalls(Handler):
     def _answer(self, number: int, facts: Mapping[str, Any], body: bytes = b"") -> None:
         try:
             data = _encode(facts, body, self._max_size)
-        except CallError as error:
+        except MessageSizeError as error:
             data = _encode({"error": str(error)}, b"", self._max_size)
         self._send(ANSWER, number, data)
 
 
 def _encode(facts: Mapping[str, Any], body: bytes, max_size: int) -> bytes:
-    """Return a message; raise CallError if it is too large."""
+    """Return a message; raise MessageSizeError if it is too large."""
     value = json.dumps(facts, separators=(",", ":")).encode()
     if len(value) > MAX_JSON or _JSON_SIZE.size + len(value) + len(body) > max_size:
-        raise CallError(f"the message is too large: {len(value)} bytes of JSON, {len(body)} bytes of body")
+        raise MessageSizeError(f"the message is too large: {len(value)} bytes of JSON, {len(body)} bytes of body")
     return b"".join((_JSON_SIZE.pack(len(value)), value, body))
 
 

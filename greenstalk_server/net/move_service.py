@@ -17,12 +17,13 @@ from gevent.event import Event
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.moves import Moves
+from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.transitions import departing, moving
 from greenstalk_server.core.travel import Travel
 from greenstalk_server.net.committer import Committer
-from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, Message
+from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, Message, MessageSizeError
 from greenstalk_server.net.links import Links
-from greenstalk_server.protocol.job_transfer import decode_jobs, encode_job
+from greenstalk_server.protocol.job_transfer import decode_job, encode_job, end_of
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.supervisor import Service
@@ -38,6 +39,19 @@ MAX_NEWS: Final = 256
 
 RETRY_INTERVAL: Final = 0.5
 """Seconds before a failed call is repeated."""
+
+MAX_REASON: Final = 200
+"""Characters of a reason of another process that are logged."""
+
+_REASONS: Final = {
+    Refusal.MEMORY: "no memory is left",
+    Refusal.JOURNAL: "the journal has no space, or cannot be written",
+    Refusal.TUBE_FULL: "the tube is full",
+    Refusal.TOO_BIG: "the job is too big for the tube",
+    Refusal.ID_TAKEN: "it has a job with this id",
+    Refusal.OTHER_SHARD: "the tube is not on this shard",
+}
+"""The reason for each refusal. All refusals that are not listed are limits of the server."""
 
 ACCEPT: Final = "accept-jobs"
 HEAR: Final = "hear-of-jobs"
@@ -112,26 +126,36 @@ class MoveService:
         if not jobs:
             return
         bodies = self._bodies_of(jobs)
+        answers: dict[int, object] = {job.id: "the body cannot be read" for job in jobs if job.id not in bodies}
         known = [job for job in jobs if job.id in bodies]
-        answers: Any = []
         if known:
             self._await_journal()
-            value = [encode_job(job, bodies[job.id]) for job in known]
-            answer = self._links.call(shard, ACCEPT, Message(value, b"".join([bodies[job.id] for job in known])))
-            answers = answer.value
-            if not isinstance(answers, list) or len(answers) != len(known):
-                raise CallError(f"malformed answer of shard {shard}")
-        accepted = {job.id for job, refusal in zip(known, answers, strict=True) if refusal == 0}
-        lost = [job for job in jobs if job.id not in bodies]  # their files are damaged
-        refused = [job for job in known if job.id not in accepted] + lost
+            answers |= zip([job.id for job in known], self._offer(shard, known, bodies), strict=False)
         now = self._clock()
-        for job in [*known, *lost]:
-            self._finish(job, shard, job.id in accepted, now)
-        if refused:
-            facts = {"jobs": len(refused), "job": refused[0].id, "tube": refused[0].tube.name.decode()}
-            log.warning("shard %d cannot take jobs, which stay where they are", shard, extra=facts)
+        refused: dict[str, list[Job]] = {}
+        for job in jobs:
+            if job.id not in answers:
+                continue  # the other shard has not considered it
+            answer = answers[job.id]
+            if answer != 0:
+                refused.setdefault(_reason_of(answer), []).append(job)
+            self._finish(job, shard, answer == 0, now)
+        for reason, some in refused.items():
+            facts = {"jobs": len(some), "job": some[0].id, "tube": some[0].tube.name.decode()}
+            log.warning("shard %d cannot take jobs, which stay where they are: %s", shard, reason, extra=facts)
         if self._committer is not None:
             self._committer.note_records()
+
+    def _offer(self, shard: int, jobs: list[Job], bodies: dict[int, bytes]) -> list[object]:
+        """Return the answers of *shard* to the first of *jobs*, at least one; raise CallError. Switches."""
+        value = [encode_job(job, bodies[job.id]) for job in jobs]
+        try:
+            answers = self._links.call(shard, ACCEPT, Message(value, b"".join([bodies[job.id] for job in jobs]))).value
+        except MessageSizeError as error:
+            return [str(error)]  # of a job that was put with a larger -z: such a job is alone in its call
+        if not isinstance(answers, list) or not 0 < len(answers) <= len(jobs):
+            raise CallError(f"malformed answer of shard {shard}")
+        return answers
 
     def _finish(self, job: Job, shard: int, is_accepted: bool, now: int) -> None:
         if self._moves.outbox.get(job.id) is not job:
@@ -167,19 +191,32 @@ class MoveService:
     # Calls of other processes
 
     def _accept(self, source: int, arguments: Message) -> Message:
-        """Take jobs of the shard *source*; answer with 0 or a refusal for each. Switches after all were taken."""
+        """Take jobs of the shard *source*; answer with 0, a Refusal, or the reason why a job is malformed, for each.
+
+        A malformed job may hide where the body of the next one begins: then there are no answers to those behind it.
+        Switches after all were taken.
+        """
         if not 0 <= source < self._broker.ids.shards or not isinstance(arguments.value, list):
             raise CallError("no list of jobs of a shard")
-        answers = []
-        now = self._clock()
+        answers: list[int | str] = []
+        now, at = self._clock(), 0
         try:
-            for job, hops, kind in decode_jobs(arguments.value[:MAX_JOBS], arguments.body):
-                answers.append(moving.accept(self._broker, job, hops, source, kind, now))
-        except ValueError as error:
-            raise CallError(f"malformed job: {error}") from error
+            for facts in arguments.value[:MAX_JOBS]:
+                answers.append(self._take(facts, arguments.body, at, source, now))
+                at = end_of(facts, arguments.body, at)
+                if at < 0:
+                    break
         finally:
             self._await_journal()
         return Message(answers)
+
+    def _take(self, facts: Any, bodies: bytes, at: int, source: int, now: int) -> int | str:
+        """Take the job that *facts* describe; return the answer."""
+        try:
+            job, hops, kind = decode_job(facts, bodies, at)
+        except ValueError as error:
+            return f"malformed job: {error}"
+        return moving.accept(self._broker, job, hops, source, kind, now)
 
     def _hear(self, sender: int, arguments: Message) -> Message:
         """Note where jobs are that the shard *sender* had. Switches after all is noted."""
@@ -192,3 +229,10 @@ class MoveService:
         moving.hear(self._broker, sender, places, self._clock())
         self._await_journal()
         return Message()
+
+
+def _reason_of(answer: object) -> str:
+    """Return why a shard has refused a job with *answer*, for the log."""
+    if isinstance(answer, int):
+        return _REASONS.get(answer, "a limit of the server is reached")
+    return str(answer)[:MAX_REASON]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from greenstalk_server.core import job_attributes
@@ -55,16 +55,21 @@ def encode_job(job: Job, body: bytes) -> dict[str, object]:
     return facts | {name: getattr(copy, name) for name in _COUNTS}
 
 
-def decode_jobs(facts: Iterable[Mapping[str, Any]], bodies: bytes) -> Iterator[Arrival]:
-    """Yield the jobs that *facts* and *bodies*, one after the other, describe; raise ValueError if they are invalid."""
-    at = 0
-    for each in facts:
-        try:
-            arrival = _decode(each, bodies, at)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError("incomplete") from error
-        yield arrival
-        at += arrival.job.size
+def decode_job(facts: Mapping[str, Any], bodies: bytes, at: int) -> Arrival:
+    """Return the job that *facts* describe, whose body begins at the offset *at* of *bodies*.
+
+    Raise ValueError if the facts are malformed.
+    """
+    try:
+        return _decode(facts, bodies, at)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError("incomplete") from error
+
+
+def end_of(facts: Any, bodies: bytes, at: int) -> int:
+    """Return the offset in *bodies* behind the job that *facts* describe; -1 if it cannot be known."""
+    size = facts.get("size") if isinstance(facts, dict) else None
+    return at + size if type(size) is int and 0 <= size <= len(bodies) - at else -1
 
 
 def _decode(facts: Mapping[str, Any], bodies: bytes, at: int) -> Arrival:

@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from greenstalk_server.core.broker import Broker
@@ -110,6 +112,20 @@ class Process:
         peer = self.peer(listener.accept()[0], process=name)
         peer.link()
         return peer
+
+
+@contextmanager
+def linked_pair(directory: Path) -> Iterator[list[Process]]:
+    """Run the processes b0 and b1 of shards 0 and 1 of three, which are linked."""
+    both = [Process(str(directory / f"{shard}"), shard, f"b{shard}") for shard in (0, 1)]
+    for process in both:
+        process.membership.owners = {0: "b0", 1: "b1"}
+        process.membership.processes = {"b0": both[0].address, "b1": both[1].address}
+        process.membership.on_change()
+    wait_until(lambda: both[0].links.is_linked(1) and both[1].links.is_linked(0))
+    yield both
+    for process in both:
+        process.stop()
 
 
 class Peer:

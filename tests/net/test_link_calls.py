@@ -16,7 +16,7 @@ from greenstalk_server.net.link_calls import MAX_CALLS, MAX_JSON, CallError, Mes
 from greenstalk_server.net.links import Links
 from greenstalk_server.protocol import link_frames as frames
 from tests.net.in_process import read_to_end, wait_until
-from tests.net.link_peer import Process
+from tests.net.link_peer import Process, linked_pair
 from tests.net.test_links import refusals
 
 MAX_BODY = 2**22
@@ -25,16 +25,8 @@ MAX_BODY = 2**22
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[list[Process]]:
-    """The processes b0 and b1 of shards 0 and 1 of three, which are linked."""
-    both = [Process(str(tmp_path / f"{shard}"), shard, f"b{shard}") for shard in (0, 1)]
-    for process in both:
-        process.membership.owners = {0: "b0", 1: "b1"}
-        process.membership.processes = {"b0": both[0].address, "b1": both[1].address}
-        process.membership.on_change()
-    wait_until(lambda: both[0].links.is_linked(1) and both[1].links.is_linked(0))
-    yield both
-    for process in both:
-        process.stop()
+    with linked_pair(tmp_path) as both:
+        yield both
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from greenstalk_server.core.jobs.job import RESERVED
 from greenstalk_server.core.operations import editing, policy_changes
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.policy import parse_policy
-from greenstalk_server.protocol.job_transfer import decode_jobs, encode_job
+from greenstalk_server.protocol.job_transfer import decode_job, encode_job
 from tests.support.shards import Front, Shards, tube_on
 
 HERE, THERE, ELSEWHERE = (tube_on(shard) for shard in range(3))
@@ -239,7 +239,7 @@ def test_malformed_jobs_of_another_process_are_refused(queue: Shards) -> None:
     queue.cut(0, 1)
     assert editing.edit_job(broker, id, queue.now, tube=THERE) == EditOutcome.DONE
     facts = encode_job(broker.jobs[id], b"body")
-    [(job, hops, kind)] = decode_jobs([facts], b"body")
+    job, hops, kind = decode_job(facts, b"body", 0)
     assert (job.id, job.tube.name, job.body, hops, kind) == (id, THERE, b"body", 1, job_history.MOVED)
     assert job_attributes.encode(job).hex() == facts["attributes"]
     bad: list[object] = [None, -1, 2**64, "", "zz", "€", [], {}, 1.5, True]
@@ -248,12 +248,12 @@ def test_malformed_jobs_of_another_process_are_refused(queue: Shards) -> None:
             if value == facts[name]:
                 continue
             with suppress(ValueError):
-                [(job, _, _)] = decode_jobs([facts | {name: value}], b"body")
+                decode_job(facts | {name: value}, b"body", 0)
                 assert (name, value) in [("events", ""), ("attributes", ""), ("tube", "zz")]
         with pytest.raises(ValueError, match="incomplete"):
-            list(decode_jobs([{key: value for key, value in facts.items() if key != name}], b"body"))
+            decode_job({key: value for key, value in facts.items() if key != name}, b"body", 0)
     with pytest.raises(ValueError, match="invalid tube, size or state"):
-        list(decode_jobs([facts], b"bod"))
+        decode_job(facts, b"bod", 0)
 
 
 @pytest.mark.parametrize("seed", range(15))

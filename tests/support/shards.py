@@ -28,7 +28,7 @@ from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.protocol.front_channel import Channel
 from greenstalk_server.protocol.front_session import FrontSession
-from greenstalk_server.protocol.job_transfer import decode_jobs, encode_job
+from greenstalk_server.protocol.job_transfer import decode_job, encode_job
 from greenstalk_server.protocol.restricted_session import RemoteSession, RestrictedSession
 from greenstalk_server.protocol.session import Session
 from tests.support import invariants
@@ -250,8 +250,10 @@ class Shard(BrokerListener):
                 self.post(owner, partial(owner.take_moves, self, facts, bodies, news))
 
     def take_moves(self, source: Shard, facts: str, bodies: bytes, news: list[tuple[int, Location]]) -> None:
-        answers = []
-        for job, hops, kind in decode_jobs(json.loads(facts), bodies):
+        answers, at = [], 0
+        for each in json.loads(facts):
+            job, hops, kind = decode_job(each, bodies, at)
+            at += job.size
             refusal = moving.accept(self.broker, job, hops, source.number, kind, self.queue.now)
             answers.append((job.id, hops, refusal))
         moving.hear(self.broker, source.number, [(id, at.shard, at.hops) for id, at in news], self.queue.now)

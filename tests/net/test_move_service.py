@@ -1,0 +1,122 @@
+"""Jobs that move from one process to another, here two processes in one event loop, or a peer that speaks by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.core.jobs.job import READY, SECOND, Job
+from greenstalk_server.core.operations import editing, putting
+from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.protocol import link_frames as frames
+from greenstalk_server.protocol.job_transfer import encode_job
+from tests.net.in_process import wait_until
+from tests.net.link_peer import PROCESS, Peer, Process, linked_pair
+from tests.net.test_link_routes import change
+from tests.support.shards import tube_on
+from tests.support.world import START, make_broker
+
+HERE, THERE = tube_on(0), tube_on(1)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[Process]]:
+    with linked_pair(tmp_path) as both:
+        yield both
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    process = Process(str(tmp_path / "0"))
+    yield process
+    process.stop()
+
+
+def put(process: Process, body: bytes = b"x") -> int:
+    broker = process.broker
+    return putting.put_into(broker, HERE, 0, 0, 60 * SECOND, body, process.links.clock())
+
+
+def move(process: Process, *ids: int) -> None:
+    for id in ids:
+        assert editing.edit_job(process.broker, id, process.links.clock(), tube=THERE) == EditOutcome.DONE
+
+
+def outbox(process: Process) -> dict[int, Job]:
+    assert process.broker.moves is not None
+    return process.broker.moves.outbox
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    return [(each.getMessage(), {key: vars(each).get(key) for key in ("jobs", "job", "tube")}) for each in records]
+
+
+def test_malformed_job_is_refused_alone_and_stays(pair: list[Process], caplog: pytest.LogCaptureFixture) -> None:
+    ids = [put(pair[0]) for _ in range(3)]
+    pair[0].broker.jobs[ids[1]].ttr = 0
+    move(pair[0], *ids)
+    wait_until(lambda: not outbox(pair[0]))
+    assert list(pair[1].broker.jobs) == [ids[0], ids[2]]
+    assert [(id, job.state) for id, job in pair[0].broker.jobs.items()] == [(ids[1], READY)]
+    message = "shard 1 cannot take jobs, which stay where they are: malformed job: invalid number"
+    assert warnings(caplog) == [(message, {"jobs": 1, "job": ids[1], "tube": HERE.decode()})]
+
+
+def test_job_that_is_too_large_for_the_link_stays(pair: list[Process], caplog: pytest.LogCaptureFixture) -> None:
+    """Such a job was put when -z was larger."""
+    ids = [put(pair[0]), put(pair[0], bytes(5 * 2**20)), put(pair[0])]
+    move(pair[0], *ids)
+    wait_until(lambda: not outbox(pair[0]))
+    assert list(pair[1].broker.jobs) == [ids[0], ids[2]]
+    assert [(id, job.state) for id, job in pair[0].broker.jobs.items()] == [(ids[1], READY)]
+    [(message, facts)] = warnings(caplog)
+    assert "the message is too large" in message
+    assert facts["job"] == ids[1]
+
+
+def message(facts: dict[str, object], body: bytes = b"") -> bytes:
+    text = json.dumps(facts).encode()
+    return len(text).to_bytes(4, "little") + text + body
+
+
+def read_message(peer: Peer, kind: int) -> tuple[int, Any]:
+    """Return the number and the JSON of the next message of *kind*, which has one frame."""
+    while True:
+        found, number, payload = peer.read()
+        if found == kind:
+            return number, json.loads(payload[4 : 4 + int.from_bytes(payload[:4], "little")])
+
+
+def test_jobs_behind_one_of_unknown_size_have_no_answer(process: Process) -> None:
+    source = make_broker(ids=IdSequence(0, 3, 1))
+    jobs = []
+    for _ in range(3):
+        id = putting.put_into(source, THERE, 0, 0, 60 * SECOND, b"x", START)
+        assert editing.edit_job(source, id, START, tube=HERE) == EditOutcome.DONE
+        jobs.append(encode_job(source.jobs[id], b"x"))
+    jobs[1]["size"] = "1"
+    peer = process.linked("a1", 1)
+    peer.send(frames.CALL, 7, message({"name": "accept-jobs", "timeout": 5, "value": jobs}, b"xxx"))
+    _, answer = read_message(peer, frames.ANSWER)
+    assert answer == {"value": [0, "malformed job: not a number in its range"]}
+    assert list(process.broker.jobs) == [jobs[0]["id"]]
+
+
+def test_jobs_without_an_answer_are_sent_again(process: Process) -> None:
+    peer = process.linked("a1", 1)
+    change(process, {0: PROCESS, 1: "a1"})
+    ids = [put(process) for _ in range(3)]
+    move(process, *ids)
+    for count, answers in ((3, [0]), (2, ["no", 0])):
+        number, request = read_message(peer, frames.CALL)
+        assert len(request["value"]) == count
+        peer.send(frames.ANSWER, number, message({"value": answers}))
+    wait_until(lambda: not outbox(process))
+    assert list(process.broker.jobs) == [ids[1]]
