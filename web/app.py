@@ -66,6 +66,7 @@ from greenstalk_server.web.features.jobs.pages.bulk import BulkPages
 from greenstalk_server.web.features.leases import api as leases_api
 from greenstalk_server.web.features.leases.leases import Leases, job_of_token
 from greenstalk_server.web.features.marks import api as marks_api
+from greenstalk_server.web.features.marks.changes import VisibleMarks
 from greenstalk_server.web.features.marks.marks import START, Marks
 from greenstalk_server.web.features.metrics.exporter import Metrics
 from greenstalk_server.web.features.metrics.request_times import measure_requests
@@ -222,12 +223,13 @@ def create_dashboard(
     live.state_elsewhere = forwarding.live_state
     shards.answer(LIVE, live.state_here)
     marks = Marks(store, clock)
+    visible_marks = VisibleMarks(marks, shards)
     history = History(
         broker,
         clock,
         Archive(store),
         is_leader=lambda: role is None or role().is_active,
-        on_restored=lambda: _mark_start(marks, broker, role),
+        on_restored=lambda: _mark_start(marks, broker, shards, role),
     )
     broker.subscribe(marks)
     worker_rates = WorkerRates(broker, clock)
@@ -296,7 +298,7 @@ def create_dashboard(
         ChangePages(saved_changes, undo),
         SamplePages(samples),
         ErrorPages(broker, clock, tasks, tube_errors),
-        HistoryPages(broker, history, marks, audit),
+        HistoryPages(broker, history, figures, marks, visible_marks, audit),
         actions,
     ):
         part.init_app(app)
@@ -345,9 +347,9 @@ def create_dashboard(
         sessions_api.SessionsEndpoints(sessions),
         saved_searches_api.SavedSearchesEndpoints(saved_searches),
         conditions_api.AttentionEndpoints(attention_model, acknowledging),
-        marks_api.MarksEndpoints(marks, clock, audit),
+        marks_api.MarksEndpoints(marks, visible_marks, clock, audit),
         alerts_api.AlertsEndpoints(alert_changes),
-        server_api.ServerEndpoints(broker, clock, tubes, history, live, figures, shares_journal=role is not None),
+        server_api.ServerEndpoints(broker, clock, tubes, live, figures, shares_journal=role is not None),
         audit_api.AuditEndpoints(audit),
         servers_api.ServersEndpoints(servers),
     ):
@@ -439,12 +441,13 @@ def _template_values(options: WebOptions, has_processes: bool) -> dict[str, Any]
     }
 
 
-def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] | None) -> None:
-    """Add a mark for the start or the takeover of this server."""
-    started = f"{broker.facts.hostname} started, version {broker.facts.version}"
+def _mark_start(marks: Marks, broker: Broker, shards: Shards, role: Callable[[], ClusterStatus] | None) -> None:
+    """Add a mark for the start or the takeover of this server, or of one of its processes."""
+    part = f"shard {shards.own}: " if shards.others else ""
+    started = f"{part}{broker.facts.hostname} started, version {broker.facts.version}"
     if role is not None:
         status = role()
-        started = f"{status.name} took over, epoch {status.epoch}, version {broker.facts.version}"
+        started = f"{part}{status.name} took over, epoch {status.epoch}, version {broker.facts.version}"
     marks.add(started, kind=START)
 
 

@@ -171,6 +171,43 @@ def test_figures_and_metrics_are_sums_over_all_shards(site: Site) -> None:
     assert site.metric("connections")['role="any"'] == 0
 
 
+def test_history_of_the_server_adds_up_all_shards(site: Site) -> None:
+    def counted() -> tuple[float, float]:
+        """Return the puts of the last ten minutes, and the ready jobs."""
+        series = site.api("GET", "/server/history", span="10min")["series"]
+        assert not {"wait_p50", "run_p99"} & series.keys()
+        return sum([value or 0 for value in series.get("put", [])]), series.get("ready", [0])[-1]
+
+    def ready() -> int:
+        return int(site.api("GET", "/server")["stats"]["current_jobs_ready"])
+
+    until(lambda: counted()[1] == ready())
+    before = counted()
+    for name in site.tubes("history"):
+        site.put(name)
+    until(lambda: counted() == (before[0] + 9, before[1] + 9))
+    shown = json.loads(site.page("/server/history.json?span=10min&compare=day"))["series"]
+    assert shown["ready"][-1] == before[1] + 9
+    assert 'id="charts"' in site.page("/")
+
+
+def test_marks_of_all_shards_are_in_the_charts_of_the_server_and_of_each_tube(site: Site) -> None:
+    names = site.tubes("mark")
+    for name in names:
+        site.put(name)
+        site.api("POST", "/marks", {"text": f"deployed {name}", "tube": name}, 201)
+        site.api("POST", "/tube/pause", {"seconds": 60}, tube=name)
+    found = site.api("GET", "/marks")["marks"]
+    assert [one["at"] for one in found] == sorted([one["at"] for one in found])
+    assert {one["tube"] for one in found if one["kind"] == "pause"} >= set(names)
+    assert len([one for one in found if one["kind"] == "start" and re.match("shard [012]: ", one["text"])]) >= SHARDS
+    for name in names:
+        texts = [one["text"] for one in json.loads(site.page(f"/tube/history.json?tube={name}"))["marks"]]
+        assert texts[-2:] == [f"deployed {name}", "Paused for 1\N{NO-BREAK SPACE}min"]
+    shown = [one["text"] for one in json.loads(site.page("/server/history.json"))["marks"]]
+    assert "deployed" not in str(shown)  # a chart of the server has its own marks only
+
+
 def test_policy_is_set_and_removed_on_every_shard(site: Site) -> None:
     names = site.tubes("policy")
     for name in names:

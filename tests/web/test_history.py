@@ -16,6 +16,7 @@ from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.operations import connecting, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.core.tubes.durations import RELATIVE_ERROR
 from greenstalk_server.web.features.history.archive import Archive
+from greenstalk_server.web.features.history.figures import shifted
 from greenstalk_server.web.features.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.features.history.rings import (
     DAY,
@@ -361,3 +362,11 @@ def test_sampler_runs_and_ends_with_its_history() -> None:
     del history, queue
     gc.collect()
     assert kept() is None
+
+
+def test_points_of_another_process_are_aligned_by_their_end() -> None:
+    assert shifted([1, 2, 3], 0) == [1, 2, 3]
+    assert str(shifted([1, 2, 3], 1)) == "[2, 3, nan]"
+    assert str(shifted([1, 2, 3], -1)) == "[nan, 1, 2]"
+    for late in (3, 5, -3, -5):
+        assert str(shifted([1, 2, 3], late)) == "[nan, nan, nan]"

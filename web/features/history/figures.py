@@ -1,4 +1,4 @@
-"""The figures of the whole server, as the principal may see them: the sums over all shards."""
+"""The figures and the history of the whole server, as the principal may see them: the sums over all shards."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any, Final, NamedTuple
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.protocol.stats import ServerStats
-from greenstalk_server.web.features.history.history import History, Rates
+from greenstalk_server.web.features.history.history import Columns, History, Rates
+from greenstalk_server.web.features.history.rings import SPANS, TIMES, Span
 from greenstalk_server.web.features.history.visible import visible_stats
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 
@@ -26,6 +28,8 @@ TRENDS: Final = ("put", "reserve", "delete", "release", "bury", "kick", "timeout
 """Series of which the figures have the last ten minutes."""
 
 QUESTION: Final = "figures"
+COLUMNS: Final = "history"
+"""Questions to the other shards."""
 
 
 class BodyFigures(NamedTuple):
@@ -63,7 +67,7 @@ class Figures(NamedTuple):
 
 
 class WholeFigures:
-    """The figures of all shards."""
+    """The figures and the history of all shards."""
 
     def __init__(self, broker: Broker, clock: Callable[[], int], history: History, shards: Shards) -> None:
         self._broker: Broker = broker
@@ -72,6 +76,7 @@ class WholeFigures:
         self._shards: Shards = shards
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         shards.answer(QUESTION, lambda: _plain(self._own(self._clock())))
+        shards.answer(COLUMNS, lambda span, ago: self._summable(SPANS[span], ago))
 
     def read(self, now: int) -> Figures:
         """Return the figures that the principal may see, of the shards that can be reached. May switch."""
@@ -80,6 +85,25 @@ class WholeFigures:
             return own
         answers = self._shards.ask_others(QUESTION)
         return _merged([own, *[_parsed(answer) for answer in answers.values()]], [self._shards.own, *answers])
+
+    def columns(self, span: Span, ago: int = 0) -> Columns:
+        """Return all series of the whole server, as History.columns does, of the shards that can be reached. Switches.
+
+        With several shards, TIMES are unknown: the quantiles of all do not follow from those of each.
+        """
+        if not self._shards.others:
+            return self._history.columns(None, span, ago)
+        own = self._summable(span, ago)
+        pace = Pace()
+        for step, end, series in self._shards.ask_others(COLUMNS, span=span.name, ago=ago).values():
+            for key, values in pace.each(series.items()):
+                own.series[key] = added(own.series[key], shifted(points_of(values), (own.end - end) // step))
+        return own._replace(series=own.series | {key: [nan] * span.points for key in TIMES})
+
+    def _summable(self, span: Span, ago: int) -> Columns:
+        """Return the series of the own shard that add up. Switches."""
+        columns = self._history.columns(None, span, ago)
+        return columns._replace(series={key: values for key, values in columns.series.items() if key not in TIMES})
 
     def _own(self, now: int) -> Figures:
         broker, who = self._broker, principal()
@@ -116,6 +140,12 @@ def added(some: Sequence[float], others: Sequence[float]) -> list[float]:
         nan if isnan(one) and isnan(other) else (0 if isnan(one) else one) + (0 if isnan(other) else other)
         for one, other in zip(some, others, strict=True)
     ]
+
+
+def shifted(points: list[float], late: int) -> list[float]:
+    """Return as many points as *points*, that end *late* points later; negative: earlier. NaN is unknown."""
+    unknown = [nan] * min(abs(late), len(points))
+    return [*points[late:], *unknown] if late >= 0 else [*unknown, *points[:late]]
 
 
 def _merged(parts: Sequence[Figures], numbers: Sequence[int]) -> Figures:

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.marks.changes import add_mark, visible_marks
+from greenstalk_server.web.features.marks.changes import VisibleMarks, add_mark
 from greenstalk_server.web.features.marks.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT, Mark, Marks
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -51,8 +51,9 @@ class ListMarksRequest(RequestModel):
 class MarksEndpoints:
     """Marks: deploys and other events that charts show as vertical lines."""
 
-    def __init__(self, marks: Marks, clock: Clock, audit: Audit) -> None:
+    def __init__(self, marks: Marks, visible: VisibleMarks, clock: Clock, audit: Audit) -> None:
         self._marks: Marks = marks
+        self._visible: VisibleMarks = visible
         self._clock: Clock = clock
         self._audit: Audit = audit
 
@@ -61,7 +62,7 @@ class MarksEndpoints:
         """List the marks, oldest first; if there are more than `limit`, the latest."""
         since = 0 if query.since is UNSET else nanoseconds(query.since)
         until = self._clock() + MAX_FUTURE if query.until is UNSET else nanoseconds(query.until)
-        marks = visible_marks(self._marks, None if query.tube is UNSET else query.tube, since, until)
+        marks = self._visible.find(None if query.tube is UNSET else query.tube, since, until)
         return MarkList(marks=marks[-query.limit :])
 
     @endpoint(

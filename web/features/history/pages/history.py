@@ -14,6 +14,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.web.features.history.figures import WholeFigures
 from greenstalk_server.web.features.history.history import Columns, History
 from greenstalk_server.web.features.history.pages.charts import (
     MAX_SHOWN_MARKS,
@@ -31,7 +32,7 @@ from greenstalk_server.web.features.history.pages.charts import (
 )
 from greenstalk_server.web.features.history.rings import HOUR, SPANS, Span
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
-from greenstalk_server.web.features.marks.changes import add_mark, may_mark, visible_marks
+from greenstalk_server.web.features.marks.changes import VisibleMarks, add_mark, may_mark
 from greenstalk_server.web.features.marks.marks import MAX_TEXT, Mark, Marks
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal, require_full_view
@@ -47,11 +48,21 @@ from greenstalk_server.web.store.audit import Audit
 class HistoryPages:
     """The histories of one broker's dashboard."""
 
-    def __init__(self, broker: Broker, history: History, marks: Marks, audit: Audit) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        history: History,
+        whole: WholeFigures,
+        marks: Marks,
+        visible_marks: VisibleMarks,
+        audit: Audit,
+    ) -> None:
         self._broker: Broker = broker
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._history: History = history
+        self._whole: WholeFigures = whole
         self._marks: Marks = marks
+        self._visible_marks: VisibleMarks = visible_marks
         self._audit: Audit = audit
 
     def init_app(self, app: Flask) -> None:
@@ -83,11 +94,11 @@ class HistoryPages:
     def server_json(self) -> Response:
         """Serve `/server/history.json?span=&compare=`: the series of the whole server. Switches."""
         require_full_view("The history of the server")
-        return self._json(self._history.columns(None, _span(strict=True)), None)
+        return self._json(self._whole.columns(_span(strict=True)), None)
 
     def server_charts(self) -> ChartPanel:
         """Return the charts of the whole server for the current request. Switches."""
-        return self._panel(SERVER_CHARTS, self._history.columns(None, _span()), None)
+        return self._panel(SERVER_CHARTS, self._whole.columns(_span()), None)
 
     @open_to(OPERATOR)
     def add_mark(self) -> Response:
@@ -111,12 +122,15 @@ class HistoryPages:
     def _before(self, name: bytes | None) -> Columns | None:
         """Return the series to compare with, as the field `compare` says; None if it is empty. Switches."""
         given = request.args.get("compare", "")
-        return self._history.columns(name, _span(), COMPARED[given][1]) if given in COMPARED else None
+        if given not in COMPARED:
+            return None
+        span, ago = _span(), COMPARED[given][1]
+        return self._whole.columns(span, ago) if name is None else self._history.columns(name, span, ago)
 
     def _shown_marks(self, columns: Columns, span: Span, name: bytes | None) -> list[Mark]:
         tube = name.decode() if name is not None else ""
         since, until = (columns.end - span.seconds) * SECOND, (columns.end + span.step) * SECOND
-        return visible_marks(self._marks, tube, since, until)[-MAX_SHOWN_MARKS:]
+        return self._visible_marks.find(tube, since, until)[-MAX_SHOWN_MARKS:]
 
     def _json(self, columns: Columns, name: bytes | None) -> Response:
         before = self._before(name)

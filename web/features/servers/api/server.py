@@ -13,7 +13,6 @@ from greenstalk_server.protocol.extended_stats import server_extension
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.history.figures import BodyFigures, Figures, WholeFigures
-from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.tubes.api.tubes import (
     HistoryRequest,
     ListTubesRequest,
@@ -136,7 +135,6 @@ class ServerEndpoints:
         broker: Broker,
         clock: Clock,
         tubes: TubesEndpoints,
-        history: History,
         live: LiveHub,
         whole: WholeFigures,
         *,
@@ -147,7 +145,6 @@ class ServerEndpoints:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._tubes: TubesEndpoints = tubes
-        self._history: History = history
         self._live: LiveHub = live
         self._whole: WholeFigures = whole
         live.register(LIVE, self.live_state, is_page=False)
@@ -164,7 +161,7 @@ class ServerEndpoints:
     def get_server_history(self, query: HistoryRequest) -> Series:
         """Get the history of all tubes together."""
         require_full_view("The history of the server")
-        return series_model(self._history, None, query)
+        return series_model(self._whole.columns, query)
 
     @endpoint(
         "GET",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from typing import Annotated, Final, Literal, get_args
 
@@ -17,8 +18,8 @@ from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changed, Operations
 from greenstalk_server.web.changes.saved_changes import ChangeNumber
-from greenstalk_server.web.features.history.history import History, Rates
-from greenstalk_server.web.features.history.rings import SPANS
+from greenstalk_server.web.features.history.history import Columns, Rates
+from greenstalk_server.web.features.history.rings import SPANS, Span
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
 from greenstalk_server.web.features.policies.changes import MAX_SOURCES, sources_of
 from greenstalk_server.web.features.tubes.tube_view import MAX_FILTER_LENGTH, SortKey, TubeViews
@@ -301,7 +302,7 @@ class Series(ResponseModel):
             description="Values by series, oldest first; null is unknown. Rates per second: `put`, `reserve`, `delete`,"
             " `bury`, `timeout`, `release`, `kick`, `dead_letter`, `expire`. Counts: `ready`, `reserved`, `delayed`,"
             " `buried`, `waiting`. Seconds, accurate to 1.6 %: `wait_p50`, `wait_p95`, `wait_p99`, `run_p50`,"
-            " `run_p95`, `run_p99`. A series without events is omitted."
+            " `run_p95`, `run_p99`; not of a server with several processes. A series without events is omitted."
         ),
     ]
     before: Annotated[
@@ -313,12 +314,12 @@ class Series(ResponseModel):
     ] = None
 
 
-def series_model(history: History, name: bytes | None, query: HistoryRequest) -> Series:
-    """Return the history that *query* selects, of the tube *name*, or of the server if *name* is None. Switches."""
+def series_model(columns: Callable[[Span, int], Columns], query: HistoryRequest) -> Series:
+    """Return the history that *query* selects; *columns* returns the series of a span, some time ago. Switches."""
     span = SPANS[query.span]
-    found = Series(**history_json(history.columns(name, span)))
+    found = Series(**history_json(columns(span, 0)))
     if query.compare is not UNSET:
-        found.before = history_json(history.columns(name, span, COMPARED[query.compare][1]))["series"]
+        found.before = history_json(columns(span, COMPARED[query.compare][1]))["series"]
     return found
 
 
@@ -420,7 +421,7 @@ class TubesEndpoints:
         name = query.tube.encode()
         if not principal().sees(name):
             tube_of(self._broker, query.tube)
-        found = series_model(self._views.history, name, query)
+        found = series_model(partial(self._views.history.columns, name), query)
         if not found.series and not self._views.history.has(name):
             tube_of(self._broker, query.tube)
         return found
