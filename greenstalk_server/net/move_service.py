@@ -40,6 +40,9 @@ MAX_NEWS: Final = 256
 RETRY_INTERVAL: Final = 0.5
 """Seconds before a failed call is repeated."""
 
+MAX_RETRY_INTERVAL: Final = 30.0
+"""Seconds after an internal error, at most. The interval doubles from RETRY_INTERVAL with each of them."""
+
 MAX_REASON: Final = 200
 """Characters of a reason of another process that are logged."""
 
@@ -101,15 +104,22 @@ class MoveService:
 
     def _serve(self, shard: int) -> None:
         """Send to *shard* until nothing is left. Switches."""
+        pause = RETRY_INTERVAL
         try:
             while not self._is_stopping and self._has_work(shard):
                 try:
                     self._send_jobs(shard)
                     self._send_news(shard)
+                    pause = RETRY_INTERVAL
                     yield_to_loop()
                 except CallError as error:
                     log.debug("cannot move jobs to shard %d: %s", shard, error)
                     gevent.sleep(RETRY_INTERVAL)
+                except Exception:
+                    if pause == RETRY_INTERVAL:
+                        log.exception("internal error: no jobs move to shard %d; trying again", shard)
+                    gevent.sleep(pause)
+                    pause = min(2 * pause, MAX_RETRY_INTERVAL)
         finally:
             self._busy.discard(shard)
             self._changed.set()

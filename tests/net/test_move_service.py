@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.operations import editing, putting
 from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.net import move_service
+from greenstalk_server.net.link_calls import Message
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.job_transfer import encode_job
 from tests.net.in_process import wait_until
@@ -79,6 +83,27 @@ def test_job_that_is_too_large_for_the_link_stays(pair: list[Process], caplog: p
     [(message, facts)] = warnings(caplog)
     assert "the message is too large" in message
     assert facts["job"] == ids[1]
+
+
+def test_internal_error_is_logged_once_and_tried_again_ever_later(
+    pair: list[Process], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_service, "RETRY_INTERVAL", 0.01)
+    call, times = pair[0].links.call, list[float]()
+
+    def fail(shard: int, name: str, arguments: Message) -> Message:
+        times.append(time.monotonic())
+        if len(times) < 5:
+            raise KeyError(name)
+        return call(shard, name, arguments)
+
+    monkeypatch.setattr(pair[0].links, "call", fail)
+    move(pair[0], put(pair[0]))
+    wait_until(lambda: not outbox(pair[0]))
+    assert all(after - before >= 0.01 * 2**at for at, (before, after) in enumerate(pairwise(times[:5])))
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage() == "internal error: no jobs move to shard 1; trying again"
+    assert record.exc_info is not None
 
 
 def message(facts: dict[str, object], body: bytes = b"") -> bytes:
