@@ -69,6 +69,9 @@ OUTAGE_WAIT: Final = 30 * SECOND
 CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks for commands that have waited for too long."""
 
+CHECK_BATCH: Final = 512
+"""Channels that are checked before the loop serves others: about half a millisecond."""
+
 PING_INTERVAL: Final = 2.0
 """Seconds between two pings on each link."""
 
@@ -80,8 +83,8 @@ MAX_REFUSALS: Final = 10
 """Refused links that are logged per PING_INTERVAL; anyone who reaches the port can be refused often."""
 
 BATCH: Final = 32
-"""Channels of a lost link that are ended, or of a new one that are opened, before the loop serves others: about a
-millisecond."""
+"""Channels of a lost link that are ended, or of a new one that are opened, or connections that are closed, before the
+loop serves others: about a millisecond."""
 
 MAX_KNOWN_TUBES: Final = 65536
 """Tubes whose shards are cached."""
@@ -128,7 +131,7 @@ class Links:
         self._owners: dict[int, str] = {}  # the last owner of each shard
         self._members: set[str] = set()
         self._connectors: dict[str, Service] = {}
-        self._waiting: dict[int, dict[Wire, int]] = {}  # wires without a link, with the time since when
+        self._waiting: dict[int, dict[Wire, int]] = {}  # wires without a link, and since when a command waits, or 0
         self._attaching: set[int] = set()
         self._shard_of: dict[bytes, int] = {}
         self._ending: deque[Callable[[], None]] = deque()
@@ -210,7 +213,7 @@ class Links:
         if link is not None:
             wire.attach(link)
         else:
-            self._waiting.setdefault(shard, {})[wire] = self.clock()
+            self._waiting.setdefault(shard, {})[wire] = 0
         return wire
 
     def is_linked(self, shard: int) -> bool:
@@ -361,13 +364,39 @@ class Links:
         """Close the connections whose commands have waited too long for a shard. Switches."""
         while True:
             gevent.sleep(CHECK_INTERVAL)
-            before = self.clock() - self._outage_wait
-            for shard, wires in self._waiting.items():
-                for wire, since in list(wires.items()):
-                    if wire.is_closed:
-                        del wires[wire]
-                    elif since < before and wire.channel.session.needs(shard):
-                        wire.channel.session.client.hang_up()
+            for shard in list(self._waiting):
+                self._check_waiting(shard)
+
+    def _check_waiting(self, shard: int) -> None:
+        """Close the connections whose commands have waited too long for *shard*, little by little. Switches."""
+        wires, closed = list(self._waiting.get(shard, ())), 0
+        while wires:
+            batch = wires[-CHECK_BATCH:]
+            del wires[-CHECK_BATCH:]  # else all that were closed would be freed together at the end
+            while batch:
+                wire = batch.pop()
+                if self._has_expired(shard, wire):
+                    wire.channel.session.client.hang_up()
+                    closed += 1
+                    if not closed % BATCH:
+                        yield_to_loop()
+            yield_to_loop()
+
+    def _has_expired(self, shard: int, wire: Wire) -> bool:
+        """Whether a command has waited too long for *shard*, to which *wire* has no link; note since when it waits."""
+        waiting, now = self._waiting.get(shard, {}), self.clock()
+        since = waiting.get(wire)
+        if since is None:
+            return False
+        if wire.is_closed:
+            del waiting[wire]
+        elif not wire.channel.session.needs(shard):
+            waiting[wire] = 0
+        elif not since:
+            waiting[wire] = now
+        else:
+            return since < now - self._outage_wait
+        return False
 
     def _ping_forever(self) -> None:
         """Ping the other processes, and drop the links to those that are silent. Switches."""

@@ -51,7 +51,7 @@ class Work:
 
     def needs(self, shard: int) -> bool:
         """Whether the work needs a reply of *shard* to continue."""
-        return True
+        raise NotImplementedError
 
     def lose(self, session: FrontSession, shard: int) -> None:
         """Close the connection: nobody knows what *shard* has done."""
@@ -124,6 +124,10 @@ class Run(Work):
     def is_endless(self, session: FrontSession) -> bool:
         """Whether `end` would be of no use: it was called."""
         return self._is_ending
+
+    def needs(self, shard: int) -> bool:
+        """Whether the commands were forwarded to *shard*."""
+        return shard == self._shard
 
     def lose(self, session: FrontSession, shard: int) -> None:
         """Forward the commands again if that is harmless; else close the connection. Keep replies that are there."""
@@ -227,6 +231,10 @@ class Gathering(Work):
         for shard, line in self._awaited.items():
             session.channel(shard).ask(line)
 
+    def needs(self, shard: int) -> bool:
+        """Whether *shard* has not replied."""
+        return shard in self._awaited
+
     def receive(self, shard: int, reply: bytes) -> None:
         """Keep *reply* of *shard*."""
         self._parts.append(reply)
@@ -310,6 +318,10 @@ class Search(Work):
         """End the wait for a job, if the command is one."""
         session.end_remote_wait(self._asked)
         return None
+
+    def needs(self, shard: int) -> bool:
+        """Whether *shard* was asked."""
+        return shard == self._asked
 
     def receive(self, shard: int, reply: bytes) -> None:
         """Keep *reply* of *shard*."""

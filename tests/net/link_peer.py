@@ -16,7 +16,7 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.link_handshake import Identity
-from greenstalk_server.net.links import Links
+from greenstalk_server.net.links import OUTAGE_WAIT, Links
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
@@ -60,6 +60,7 @@ class Process:
         name: str = PROCESS,
         certificates: Certificates | None = None,
         host: str = "127.0.0.1",
+        outage_wait: int = OUTAGE_WAIT,
     ) -> None:
         """*path* is that of a Unix socket for links; without one, links use a port of *host*."""
         self.peers: list[Peer] = []
@@ -78,9 +79,9 @@ class Process:
         clock = steady_clock()
         identity = Identity(QUEUE, SECRET, name, IDS)
         self.links = Links(
-            identity, self.membership, [self.listener], self.broker, clock, None, (), shard, certificates
+            identity, self.membership, [self.listener], self.broker, clock, None, (), shard, certificates, outage_wait
         )
-        files = DescriptorBudget(100, self.broker.limit_counters)
+        files = DescriptorBudget(1000, self.broker.limit_counters)
         self.server = Server(self.broker, [self.clients], clock, files=files, limits=Limits(), links=self.links)
         self.server.start()
 
