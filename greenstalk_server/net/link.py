@@ -227,6 +227,8 @@ class ServedClient(Handler):
         if self._is_ending:
             self._finish(now, limit)
             return b""
+        if self._has_ended():
+            return b""
         if session.stream is not None or self._link.is_lost:
             return b""
         if self._held or self._link.is_full:
@@ -240,9 +242,7 @@ class ServedClient(Handler):
         else:
             return b""
         self._poller.spend(session.cost)
-        if session.is_closing:
-            self._hang_up()
-        elif session.has_more or self._input or self._told:
+        if session.is_closing or session.has_more or self._input or self._told:
             self._poller.queue(self)
         return b"" if self._is_quiet else self._settle_slice(out, promised)
 
@@ -363,6 +363,12 @@ class ServedClient(Handler):
         if self._held:
             self._committer.hold(self)
 
+    def _has_ended(self) -> bool:
+        """Return whether the session has closed; if so, disconnect the client once its replies are sent."""
+        if self.session.is_closing and not self._held and self.session.stream is None:
+            self._hang_up()
+        return self.session.is_closing
+
     def _hang_up(self) -> None:
         """Disconnect the client, and tell its front."""
         if not self._is_closed:
@@ -446,9 +452,9 @@ class Link(Handler):
         return number
 
     def close_wire(self, number: int) -> None:
-        """Close the channel *number*."""
+        """Close the channel *number*, behind its data."""
         if self._wires.pop(number, None) is not None:
-            self._write(frame(frames.CLOSE, number))
+            self._send_piece(frames.tail(frames.CLOSE, number), b"")
 
     def report(self) -> None:
         """Tell the peer that all sessions with jobs there have been opened again."""
@@ -472,9 +478,9 @@ class Link(Handler):
         self.host.note_output(self)
 
     def send_closed(self, number: int) -> None:
-        """Tell the front that the channel *number* is closed."""
+        """Tell the front that the channel *number* is closed, behind its data."""
         self._clients.pop(number, None)
-        self._write(frame(frames.CLOSED, number))
+        self._send_piece(frames.tail(frames.CLOSED, number), b"")
 
     def publish(self, tube: bytes, head: Head) -> None:
         """Publish the *head* of *tube*, if it differs from the last one, once there is room for it."""
