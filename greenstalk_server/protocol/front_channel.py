@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 NO_SHARD: Final = -1
 
+MAX_REPLIES: Final = 2**31 + 2**24
+"""Bytes of the replies to one request: two jobs of the largest size that -z allows, or a list of 4,000,000 tubes."""
+
 MAX_DIGITS: Final = 10
 """Digits of a number of jobs."""
 
@@ -85,14 +88,14 @@ class Channel:
         self._shard: int = shard
         self._request: bytes = b""
         self._is_asked: bool = False
-        self._parts: list[bytes] = []
+        self._parts: bytearray = bytearray()
         self._awaits: int = 0
         self._wire: Wire = session.routes.open(shard, self)
 
     def reopen(self) -> None:
         """Connect the remote client again after the link was lost. It keeps its jobs; the request is lost."""
         self.is_awaiting = self._is_asked = False
-        self._parts = []
+        self._parts = bytearray()
         self._wire = self.session.routes.open(self._shard, self)
 
     def begin(self) -> list[Message]:
@@ -147,10 +150,12 @@ class Channel:
     def receive(self, data: bytes, is_complete: bool) -> None:
         """Take *data*, a part of the replies; *is_complete*: it is the last one."""
         if not is_complete or self._parts:
-            self._parts.append(data)
+            self._parts += data
+            if len(self._parts) > MAX_REPLIES:
+                raise LinkError(f"more than {MAX_REPLIES} bytes of replies to one request")
             if not is_complete:
                 return
-            data, self._parts = b"".join(self._parts), []
+            data, self._parts = bytes(self._parts), bytearray()
         while self._awaits and data.startswith(AWAIT_REPLIES):
             line, end, data = data.partition(CRLF)
             line += end

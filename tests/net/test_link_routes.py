@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.protocol import front_channel
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.front_channel import NO_SHARD
 from tests.net.in_process import is_readable, read_to_end, wait_until
@@ -128,6 +130,25 @@ def test_command_that_waits_is_sent_to_the_new_owner(process: Process, client: s
     change(process, {1: "b1"})
     reply_to_use(new)
     assert receive(client, b"\r\n") == b"USING " + TUBE + b"\r\n"
+
+
+@pytest.mark.pure
+def test_owner_that_never_ends_its_replies_loses_the_link(
+    process: Process, client: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_channel, "MAX_REPLIES", 100_000)
+    peer = process.linked("a1")
+    change(process, {1: "a1"})
+    client.sendall(b"use " + TUBE + b"\r\n")
+    channel = read_command(peer, b"use " + TUBE)
+    for _ in range(4):
+        peer.send(frames.REPLY, channel, bytes(30_000))
+    read_to_end(peer.sock)
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert lines == [
+        "link to shard 1: more than 100000 bytes of replies to one request; the link is closed",
+        "the link to shard 1 is lost",
+    ]
 
 
 def test_client_of_a_process_without_a_shard_reserves_from_several() -> None:
