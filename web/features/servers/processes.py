@@ -52,6 +52,11 @@ class Processes:
         shards.answer(QUESTION, self._own)
 
     @property
+    def count(self) -> int:
+        """Number of processes of the server: one for each shard."""
+        return 1 + len(self._shards.others)
+
+    @property
     def are_several(self) -> bool:
         return bool(self._shards.others)
 

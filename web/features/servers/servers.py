@@ -18,6 +18,7 @@ from werkzeug.exceptions import Forbidden
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.peers import Peer
 from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
+from greenstalk_server.core.jobs.id_sequence import MAX_SHARDS
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
@@ -68,11 +69,12 @@ class _Rates(Struct):
 
 
 class _ServerResponse(Struct):
-    """A part of the response to `GET /server`. Earlier versions have no role."""
+    """A part of the response to `GET /server`. Earlier versions have no role and no shards."""
 
     stats: _Stats
     rates: _Rates
     role: str = ""
+    shards: Annotated[int, Meta(ge=0, le=MAX_SHARDS)] = 0
 
 
 class _Condition(Struct):
@@ -120,6 +122,9 @@ class ListedServer(ResponseModel):
         Meta(description="`pending`: it has not responded yet."),
     ]
     role: Annotated[str | None, Meta(description="`leader`, `standby` or `single`; null if it is not known.")]
+    shards: Annotated[
+        Count | None, Meta(description="Number of parts of its queue, each with a process; null if it is not known.")
+    ]
     problem: Annotated[str, Meta(description="Reason why it did not respond; for a standby, its state; else empty.")]
     at: Annotated[Instant | None, Meta(description="Time of the response or the failure.")]
     figures: Annotated[Totals | None, Meta(description="Null unless it is reachable.")]
@@ -207,6 +212,7 @@ class Servers:
             is_this=True,
             state="reachable",
             role=SINGLE if self._role is None else LEADER,
+            shards=self.processes.count,
             problem="",
             at=instant(self._clock()),
             figures=_totals(stats, rates, self._attention.counts.total(), worst),
@@ -230,6 +236,7 @@ def _ask(peer: Peer) -> ListedServer:
         return server
     worst = attention.conditions[0] if attention.conditions else None
     server.state, server.role = "reachable", found.role if found.role in (LEADER, SINGLE) else None
+    server.shards = found.shards or None
     server.figures = _totals(found.stats, found.rates, attention.total, worst)
     return server
 
@@ -296,6 +303,7 @@ def _unknown(peer: Peer) -> ListedServer:
         is_this=False,
         state="pending",
         role=None,
+        shards=None,
         problem="",
         at=None,
         figures=None,

@@ -102,6 +102,7 @@ class ServerFigures(ResponseModel):
         Literal["leader", "single"],
         Meta(description="`leader` of the servers that share its journal, or `single`. A standby has no API."),
     ]
+    shards: Annotated[Count, Meta(description="Number of parts of the queue, each with a process.")]
     extensions: Annotated[
         list[str],
         Meta(
@@ -199,6 +200,7 @@ class ServerEndpoints:
             extended=self._extended(figures),
             build=self._broker.facts.build,
             role=self._role,
+            shards=self._broker.ids.shards,
             extensions=list(self._broker.facts.extensions),
             rates=rates_model(figures.rates),
             journal=model_of(Journal, journal, trouble=figures.trouble),
