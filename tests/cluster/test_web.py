@@ -12,7 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection
@@ -284,6 +284,9 @@ def test_page_of_servers_lists_the_processes(site: Site) -> None:
     shown = site.page("/servers")
     assert all(f"{one['pid']} <span" in shown for one in found)
     assert 'href="/servers"' in site.page("/")
+    [this] = site.api("GET", "/servers")["servers"]
+    assert (this["role"], this["shards"]) == ("single", 3)
+    assert "3 processes, up" in shown
 
 
 # One tube, one job
@@ -399,6 +402,30 @@ def test_job_moves_to_the_tubes_of_all_shards_and_is_found_there(site: Site) -> 
     site.api("GET", f"/jobs/{id}", status=404)
 
 
+def test_job_that_is_moving_says_where_to_and_counts_in_the_metrics(site: Site) -> None:
+    names = site.tubes("moving")
+    with dead_process(site) as dead:
+        [here, there] = [next(name for name in names if shard_of(name) == shard) for shard in (0, dead)]
+        [id] = site.put(here)
+        site.api("POST", f"/jobs/{id}/move", {"tube": there})
+        job = site.api("GET", f"/jobs/{id}")
+        assert (job["tube"], job["state"], job["held_by"], job["moving_to"]) == (here, "reserved", None, there)
+        assert [event["kind"] for event in job["events"]] == ["moved"]
+        page = site.page(f"/job?id={id}")
+        assert f"The job is moving to the tube {there} (shard {dead})." in page
+        assert not re.search("onnection 0|Held by|/job/delete|/job/move", page)
+        assert f"moving to {there}" in site.page(f"/tube?tube={here}&state=reserved")
+        assert site.ask("GET", f"/job/holder?id={id}").location == f"/job?id={id}"
+        for action in ("bury", "release"):
+            problem = site.api("POST", f"/jobs/{id}/{action}", {"force": True}, 409)
+            assert f"it is moving to the tube “{there}” on another shard." in problem["detail"]
+        assert site.metric("moving_jobs") == {"": 1}
+        assert 0 < site.metric("moving_oldest_seconds")[""] < TIMEOUT
+    until(partial(is_in, site, id, there))
+    assert site.api("GET", f"/jobs/{id}")["moving_to"] is None
+    assert (site.metric("moving_jobs"), site.metric("moving_oldest_seconds")) == ({"": 0}, {"": 0})
+
+
 # Rights
 
 
@@ -424,31 +451,33 @@ def test_pages_of_a_dead_process_say_so_and_return(site: Site) -> None:
     names = site.tubes("dead")
     for name in names:
         site.put(name)
-    parent = psutil.Process(site.daemon.process.pid)
-    victim = next(child for child in parent.children() if site.port not in listening_ports(child))
 
     def without() -> list[str]:
         """Return the tubes whose shard has no process."""
         return [name for name in names if site.ask("GET", f"/tube?tube={name}").status == 503]
 
-    parent.suspend()  # so that it does not restart the process yet
-    try:
-        victim.kill()
+    with dead_process(site) as dead:
         until(lambda: bool(without()))
         gone = without()
-        assert len({shard_of(name) for name in gone}) == 1
-        assert f"The process of shard {shard_of(gone[0])} does not answer" in site.page(f"/tube?tube={gone[0]}", 503)
+        assert {shard_of(name) for name in gone} == {dead}
+        assert f"The process of shard {dead} does not answer" in site.page(f"/tube?tube={gone[0]}", 503)
         found = site.api("GET", "/tubes", q="dead")["tubes"]
         assert [tube["name"] for tube in found] == [name for name in names if name not in gone]
         states = {one["shard"]: one["state"] for one in site.api("GET", "/servers")["processes"]}
-        assert [shard for shard, state in states.items() if state == "unreachable"] == [shard_of(gone[0])]
-    finally:
-        parent.resume()
+        assert [shard for shard, state in states.items() if state == "unreachable"] == [dead]
     until(lambda: not without())
     site.page(f"/tube?tube={gone[0]}", 404)  # its jobs were in memory
     site.put(gone[0])
     site.page(f"/tube?tube={gone[0]}")
 
 
-def listening_ports(process: psutil.Process) -> set[int]:
-    return {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+@contextmanager
+def dead_process(site: Site) -> Iterator[int]:
+    """Kill the process of the last shard, whose number is yielded, and let its parent restart it at the end."""
+    parent = psutil.Process(site.daemon.process.pid)
+    parent.suspend()
+    try:
+        psutil.Process(site.api("GET", "/servers")["processes"][-1]["pid"]).kill()
+        yield SHARDS - 1
+    finally:
+        parent.resume()

@@ -308,6 +308,10 @@ def test_several_workers_that_hold_for_long_are_counted() -> None:
             "standby", WARNING, {"standby": 20 * SECOND}, {"standby": SECOND},
             "The most recent standby is 20 s behind: a takeover would take that much longer.",
         ),
+        (
+            "moving", WARNING, {"moves": ((1, 3, SECOND), (2, 12, 90 * SECOND))}, {"moves": ((2, 12, 59 * SECOND),)},
+            "12 jobs are moving to shard 2, the first for 1 min 30 s.",
+        ),
     ],
 )  # fmt: skip
 def test_condition_of_the_server_begins_at_its_threshold(

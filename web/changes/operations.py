@@ -32,6 +32,7 @@ from greenstalk_server.core.operations import editing, finishing, kicking, putti
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.tags.tags import Tags
+from greenstalk_server.core.travel import is_moving
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.web.changes.queue_changes import QueueChanges
@@ -42,6 +43,7 @@ from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import JobHeld, PutRefused
 from greenstalk_server.web.reads.jobs.bodies import BodyLost, iter_with_bodies, load_job_with_body
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
+from greenstalk_server.web.reads.jobs.moving import target_of
 
 MAX_REQUEST_TIME: Final = 20.0
 """Seconds that one request may spend on a long operation. Another request must do the rest."""
@@ -262,7 +264,7 @@ class Operations(QueueChanges):
         require_operator(job.tube.name)
         if job.state == BURIED:
             raise Conflict(f"Job {job.id} is buried already.")
-        if job.state == RESERVED and not is_forced:
+        if job.state == RESERVED and (not is_forced or is_moving(job.travel)):
             self._refuse_held(job, "buried")
         with self._recorded(job, f"Bury {_named(job)}") as recording:
             finishing.bury_job(self._broker, job.id, self._clock(), is_forced)
@@ -277,7 +279,7 @@ class Operations(QueueChanges):
         require_operator(job.tube.name)
         if job.state != RESERVED:
             raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a reserved job can be released.")
-        if not is_forced:
+        if not is_forced or is_moving(job.travel):
             self._refuse_held(job, "released")
         finishing.release_job(self._broker, job.id, self._clock())
         self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
@@ -398,6 +400,8 @@ class Operations(QueueChanges):
             raise ServiceUnavailable("The server is draining and accepts no new jobs. Nothing was put.")
 
     def _refuse_held(self, job: Job, done: str) -> NoReturn:
+        if target := target_of(job):
+            raise JobHeld(f"Job {job.id} was not {done}: it is moving to the tube “{target}” on another shard.")
         left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
         raise JobHeld(
             f"Job {job.id} was not {done}: a client holds it, for at most {left} more. Try again once the client has"

@@ -41,9 +41,9 @@ PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
 
 SEVERITIES: Final = ("critical", "failure", "warning")
 CONDITION_KINDS: Final = (
-    "journal", "shard", "disk", "memory", "limit", "standby", "refused", "buried", "waiting_dead_letters",
-    "buried_growth", "no_consumers", "oldest_ready", "held_back", "timeouts", "failed_attempts", "dead_letters",
-    "backlog_growth", "held_job", "paused",
+    "journal", "shard", "disk", "memory", "limit", "standby", "moving", "refused", "buried",
+    "waiting_dead_letters", "buried_growth", "no_consumers", "oldest_ready", "held_back", "timeouts",
+    "failed_attempts", "dead_letters", "backlog_growth", "held_job", "paused",
 )  # fmt: skip
 """The kinds of conditions that need attention, the worst first."""
 

@@ -83,6 +83,7 @@ def test_put_and_get(queue: Queue, program: Program) -> None:
         "expires_at": None,
         "dead_letter": None,
         "held_by": None,
+        "moving_to": None,
         "tags": None,
         "size": 7,
         "encoding": "utf-8",

@@ -237,7 +237,17 @@ def test_export_has_the_fields_of_a_list(queue: Queue, program: Program) -> None
     jobs = sorted(program.get("/jobs", tube="mail", state="ready")["jobs"], key=lambda job: job["id"])
     assert rows == [{key: value for key, value in job.items() if key in rows[0]} for job in jobs]
     assert set(jobs[0]) - set(rows[0]) == {
-        *("attempts", "created_at", "expires_at", "dead_letter", "held_by", "tags", "time_reserved", "file")
+        *(
+            "attempts",
+            "created_at",
+            "expires_at",
+            "dead_letter",
+            "held_by",
+            "moving_to",
+            "tags",
+            "time_reserved",
+            "file",
+        )
     }
     table = program.ask("GET", "/jobs/export?format=csv")
     assert table.mimetype == "text/csv"

@@ -36,6 +36,9 @@ FULL_WITHIN: Final = 600 * SECOND
 
 HOUR_TEXT: Final = text.duration(3600)
 
+MAX_MOVE_TIME: Final = 60 * SECOND
+"""Nanoseconds after which a move to another shard that has not ended is a condition: usually it takes 1 ms."""
+
 _LEAST_KNOWN: Final = 60 * SECOND
 """Nanoseconds after the start until the number of new burials is shown."""
 
@@ -60,6 +63,7 @@ class Kind(NamedTuple):
 
 JOURNAL: Final = Kind("journal", "journal fails", ends_at_once=True)
 SHARD: Final = Kind("shard", "shard down", ends_at_once=True)
+MOVING: Final = Kind("moving", "moves wait", ends_at_once=True)
 DISK: Final = Kind("disk", "disk space")
 MEMORY: Final = Kind("memory", "memory")
 LIMIT: Final = Kind("limit", "near limit", "are near a limit")
@@ -79,8 +83,8 @@ HELD_JOB: Final = Kind("held_job", "held too long", "have jobs that a worker has
 PAUSED: Final = Kind("paused", "paused", "have been paused too long", ends_at_once=True)
 
 KINDS: Final = (
-    JOURNAL, SHARD, DISK, MEMORY, LIMIT, STANDBY, REFUSED, BURIED, WAITING_DEAD_LETTERS, BURIED_GROWTH, NO_CONSUMERS,
-    OLDEST_READY, HELD_BACK, TIMEOUTS, FAILED_ATTEMPTS, DEAD_LETTERS, BACKLOG_GROWTH, HELD_JOB, PAUSED,
+    JOURNAL, SHARD, DISK, MEMORY, LIMIT, STANDBY, MOVING, REFUSED, BURIED, WAITING_DEAD_LETTERS, BURIED_GROWTH,
+    NO_CONSUMERS, OLDEST_READY, HELD_BACK, TIMEOUTS, FAILED_ATTEMPTS, DEAD_LETTERS, BACKLOG_GROWTH, HELD_JOB, PAUSED,
 )  # fmt: skip
 """All kinds, the worst first."""
 
@@ -230,6 +234,7 @@ class ServerSample(NamedTuple):
     limits          the limits of the server: name of the option, name of the unit, amount used, its growth, maximum.
     refused         requests that were refused within the window, by name of the limit.
     silent_shards   shards of the queue whose processes do not answer.
+    moves           jobs that are moving to other shards: the shard, their number, and for how long the first of them.
     standby         lag of the most recent standby, -1 without a standby; None if the journal is not shared.
     """
 
@@ -244,6 +249,7 @@ class ServerSample(NamedTuple):
     limits: tuple[tuple[str, str, int, Growth, int], ...] = ()
     refused: Mapping[str, int] = MappingProxyType({})
     silent_shards: tuple[int, ...] = ()
+    moves: tuple[tuple[int, int, int], ...] = ()
     standby: int | None = None
 
 
@@ -479,6 +485,11 @@ def server_measures(sample: ServerSample, thresholds: Thresholds) -> list[Measur
     for shard in sample.silent_shards:
         sentence = f"The process of shard {shard} does not answer: commands for its tubes and jobs wait."
         found.append(_of_server(SHARD, CRITICAL, 1, 1, sentence, "process")._replace(detail=f"shard {shard}"))
+    for shard, jobs, age in sample.moves:
+        if age >= MAX_MOVE_TIME:
+            sentence = f"{text.counted(jobs, 'job')} {_are(jobs)} moving to shard {shard}, the first for {_time(age)}."
+            measure = _of_server(MOVING, WARNING, age / SECOND, MAX_MOVE_TIME / SECOND, sentence, "process")
+            found.append(measure._replace(detail=f"to shard {shard}", jobs=jobs))
     found += _memory(sample, thresholds)
     for name, unit, used, growth, most in sample.limits:
         left = time_until(most - used, growth.values[0], growth.time)

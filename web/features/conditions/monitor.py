@@ -44,6 +44,7 @@ from greenstalk_server.web.features.conditions.tracker import Tracker
 from greenstalk_server.web.features.conditions.trends import Growth, Trend
 from greenstalk_server.web.framework.cooperative import in_batches, repeated
 from greenstalk_server.web.framework.shards import ALONE, Shards
+from greenstalk_server.web.reads.jobs.moving import moves_of
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 from greenstalk_server.web.reads.tubes import each_tube
 
@@ -268,6 +269,7 @@ class ConditionMonitor:
             ),
             refused=self._refused(now),
             silent_shards=self._others.silent,
+            moves=moves_of(broker, now),
             standby=self._standby_lag(),
         )
         self._server.observe(server_measures(sample, self._thresholds().server), now)

@@ -35,6 +35,7 @@ from greenstalk_server.web.reads.jobs.events import events_of
 from greenstalk_server.web.reads.jobs.frameworks import DecodedJob, decode
 from greenstalk_server.web.reads.jobs.job_list import REASONS, Reason
 from greenstalk_server.web.reads.jobs.json_fields import MAX_SHOWN
+from greenstalk_server.web.reads.jobs.moving import target_of
 from greenstalk_server.web.reads.policies import expires_at
 
 Encoding = Literal["utf-8", "base64"]
@@ -114,6 +115,13 @@ class Job(ResponseModel, kw_only=True):
     ]
     dead_letter: Annotated[DeadLetter | None, Meta(description="Null if it is not a dead letter.")]
     held_by: Annotated[int | None, Meta(description="Number of the connection that holds it; null if none does.")]
+    moving_to: Annotated[
+        str | None,
+        Meta(
+            description=f"The tube of another shard to which it is moving, “{HIDDEN_TUBE}” if you may not see it; null"
+            " if it is not moving. A job that moves is reserved, and cannot be changed."
+        ),
+    ]
     tags: Annotated[JobTags | None, Meta(description="Tags of the job; null if it has none.")]
     size: Annotated[Count, Meta(description="Bytes of the body.")]
     encoding: Annotated[Encoding | None, Meta(description="Encoding of `body`; null if `body` is null.")]
@@ -172,6 +180,7 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
     """Return *job* as lists show it, with *body* unless that is None."""
     stats = job_stats(job, now)
     encoding, shown = _encoded(body) if body is not None else (None, None)
+    moving_to = target_of(job)
     return model_of(
         Job,
         stats,
@@ -183,7 +192,8 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
         created_at=instant(job.created_at),
         expires_at=instant(at) if (at := expires_at(job)) != NEVER else None,
         dead_letter=_dead_letter(job),
-        held_by=job.holder.number if job.holder is not None else None,
+        held_by=job.holder.number if job.holder is not None and not moving_to else None,
+        moving_to=moving_to or None,
         tags=_tags(job),
         size=job.size,
         encoding=encoding,

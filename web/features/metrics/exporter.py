@@ -110,6 +110,7 @@ class Metrics:
         """
         self._broker: Broker = broker
         self._clock: Clock = clock
+        self._has_shards: bool = shards.count > 1
         self._reader: MetricsReader = MetricsReader(broker, clock, directory, shards)
         self._requests: Histogram = requests
         self._attention: ConditionMonitor = attention
@@ -131,6 +132,7 @@ class Metrics:
         pace = Pace()
         tubes, times = _tubes(values.tubes, pace), _times(values)
         whole = (
+            _moves(values) if self._has_shards else (),
             _journal(values),
             role_metrics(self._role()) if self._role is not None else (),
             _bodies(values.bodies),
@@ -186,6 +188,13 @@ def _connections(values: ShardMetrics) -> Iterator[Metric]:
     yield CounterMetricFamily(f"{PREFIX}connections_total", "Connections since the start.", total)
     text = "Times that a limit or rule refused or delayed a client."
     yield _counters("limited_total", text, "limit", values.limited)
+
+
+def _moves(values: ShardMetrics) -> Iterator[Metric]:
+    jobs, age = values.moves
+    yield _gauge("moving_jobs", "Jobs that are moving to a tube of another shard.", jobs)
+    text = "Time for which the first of the moving jobs has been moving; 0 if no job moves."
+    yield _gauge("moving_oldest_seconds", text, age / SECOND)
 
 
 def _journal(values: ShardMetrics) -> Iterator[Metric]:

@@ -21,6 +21,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.conditions.monitor import free_bytes
 from greenstalk_server.web.features.metrics.ledger import OTHER, CounterAccounts, Totals, TubeCounters, sum_gauges
 from greenstalk_server.web.framework.shards import Shards
+from greenstalk_server.web.reads.jobs.moving import moves_of
 
 QUESTION: Final = "metrics"
 
@@ -47,6 +48,7 @@ class ShardMetrics(Struct):
     """The values of one shard, or their sums.
 
     times           of jobs: ready until reserved, and reserved until finished.
+    moves           jobs that are moving to other shards: their number, and for how long the first, nanoseconds.
     disk_free       None without a journal.
     bodies          None without a memory limit.
     """
@@ -58,6 +60,7 @@ class ShardMetrics(Struct):
     connections: dict[str, int]
     total_connections: int
     limited: dict[str, int]
+    moves: tuple[int, int]
     journal_bytes: int
     disk_free: int | None
     is_in_trouble: bool
@@ -71,6 +74,7 @@ class MetricsReader:
     def __init__(self, broker: Broker, clock: Clock, directory: str | None, shards: Shards) -> None:
         """*directory* is the directory of the journal; None without one."""
         self._broker: Broker = broker
+        self._clock: Clock = clock
         self._directory: str | None = directory
         self._shards: Shards = shards
         self._ledger: CounterAccounts = CounterAccounts(broker, clock)
@@ -103,6 +107,7 @@ class MetricsReader:
             },
             total_connections=counters.total_connections,
             limited=dict(broker.limit_counters.counts()),
+            moves=_summed_moves([(jobs, age) for _, jobs, age in moves_of(broker, self._clock())]),
             journal_bytes=journal.bytes_on_disk,
             disk_free=free_bytes(self._directory) if self._directory is not None else None,
             is_in_trouble=broker.journal.write_error is not None,
@@ -138,6 +143,7 @@ def _sum(parts: Sequence[ShardMetrics]) -> ShardMetrics:
         connections=_sum_counts([part.connections for part in parts]),
         total_connections=sum([part.total_connections for part in parts]),
         limited=_sum_counts([part.limited for part in parts]),
+        moves=_summed_moves([part.moves for part in parts]),
         journal_bytes=sum([part.journal_bytes for part in parts]),
         disk_free=min(free, default=None),
         is_in_trouble=any(part.is_in_trouble for part in parts),
@@ -154,6 +160,11 @@ def _sum(parts: Sequence[ShardMetrics]) -> ShardMetrics:
         if bodies
         else None,
     )
+
+
+def _summed_moves(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the number of all jobs, and the longest time."""
+    return sum([jobs for jobs, _ in parts]), max([age for _, age in parts], default=0)
 
 
 def _sum_tubes(parts: Sequence[ShardMetrics]) -> list[TubeCounters]:

@@ -41,6 +41,7 @@ from greenstalk_server.web.reads.jobs.job_orders import (
     sorted_jobs,
 )
 from greenstalk_server.web.reads.jobs.json_fields import MAX_SUGGESTED, Path, field_paths, field_text, parse_body
+from greenstalk_server.web.reads.jobs.moving import holders, target_of
 from greenstalk_server.web.reads.jobs.tags_text import hold_reason, is_awaiting, key_words
 from greenstalk_server.web.reads.policies import expires_at
 
@@ -412,7 +413,7 @@ def _reserved(broker: Broker, tube: Tube) -> list[Job]:
     """Return the reserved jobs of *tube* that time out first, among those found by a bounded scan of clients."""
     found: list[Job] = []
     left = MAX_SCANNED
-    for client in broker.clients:
+    for client in holders(broker):
         if left <= 0 or len(found) >= tube.reserved_count:
             break
         found += [job for job in islice(client.reserved.values(), left) if job.tube is tube]
@@ -441,6 +442,8 @@ def _expires_in(job: Job, now: int) -> str:
 
 
 def _holder(job: Job) -> str:
+    if target := target_of(job):
+        return f"moving to {target}"
     return (job.holder.address or f"connection {job.holder.number}") if job.holder is not None else text.NONE
 
 

@@ -41,6 +41,7 @@ from greenstalk_server.web.reads.jobs.job_list import (
 )
 from greenstalk_server.web.reads.jobs.job_orders import order_text, sorted_jobs
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, MAX_VALUES, Path, PathError, parse_columns
+from greenstalk_server.web.reads.jobs.moving import holders
 from greenstalk_server.web.reads.jobs.query import MAX_SEARCHED, Query, Test, parse
 
 MAX_COLLECTED_IDS: Final = 20_000
@@ -175,14 +176,13 @@ def _job_sets(broker: Broker, tube: Tube, state: str) -> list[_JobSet]:
 
     The set of the reserved jobs also includes jobs of other tubes.
     """
-    clients = broker.clients
     sets = {
         "ready": _JobSet(tube.ready.count, tube.ready.ids),
         "delayed": _JobSet(tube.delayed.count, tube.delayed.ids),
         "buried": _JobSet(len(tube.buried), lambda: tube.buried),
         "reserved": _JobSet(
-            sum([len(client.reserved) for client in clients]),
-            lambda: chain.from_iterable([client.reserved for client in clients]),
+            sum([len(client.reserved) for client in holders(broker)]),
+            lambda: chain.from_iterable([client.reserved for client in holders(broker)]),
         ),
     }
     return [found for name, found in sets.items() if not state or name == state]

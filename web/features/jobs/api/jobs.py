@@ -267,8 +267,8 @@ class JobsEndpoints:
         """Export jobs as a file, oldest first.
 
         The file is streamed and may have any size. Each line of JSON has the members of a job in `GET /jobs`, except
-        `attempts`, `created_at`, `expires_at`, `dead_letter`, `tags` and `held_by`. In CSV, a value that a spreadsheet
-        might run as a formula starts with an apostrophe.
+        `attempts`, `created_at`, `expires_at`, `dead_letter`, `tags`, `held_by` and `moving_to`. In CSV, a value that a
+        spreadsheet might run as a formula starts with an apostrophe.
         """
         return self._exports.file(parse_selector(query), query.format, parse_fields(query.fields))
 

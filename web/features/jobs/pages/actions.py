@@ -18,6 +18,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.travel import is_moving
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changed, Operations, Put
@@ -264,7 +265,7 @@ class Actions:
 
         The confirmation names the reservation that the principal saw: another worker may hold the job by now.
         """
-        if job.state != RESERVED:
+        if job.state != RESERVED or is_moving(job.travel):
             return False
         if request.form.get("confirm") == reservation(job):
             return True

@@ -14,6 +14,7 @@ from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, URGENT_BELOW, Job
 from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.travel import Travel, is_moving
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.web.framework import text
@@ -22,6 +23,7 @@ from greenstalk_server.web.framework.fields import STATES
 from greenstalk_server.web.reads.connections import ActorRef, resolve_actors, tube_names, visible_jobs
 from greenstalk_server.web.reads.jobs.events import events_of
 from greenstalk_server.web.reads.jobs.job_list import REASON_TEXTS, attempts_text, count_jobs
+from greenstalk_server.web.reads.jobs.moving import moving_since, target_of
 from greenstalk_server.web.reads.jobs.tags_text import hold_reason, is_awaiting, tag_entries
 from greenstalk_server.web.reads.policies import expires_at
 
@@ -114,6 +116,7 @@ class JobDetails:
     """A job.
 
     held            its holder, or None.
+    moving          the tube and the shard to which it is moving; empty if it is not moving.
     last_held       the last holder if no client holds the job now; None if one does, or if the last one is unknown.
     reservation     identifies the current reservation, which a forced change must confirm. Empty if not reserved.
     history         its events, from the put to now.
@@ -129,6 +132,7 @@ class JobDetails:
     tube: str
     state: str
     held: Holder | None
+    moving: str
     last_held: ActorRef | None
     reservation: str
     history: list[HistoryItem]
@@ -172,11 +176,13 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
     stats = job_stats(job, now)
     events = events_of(job)
     known = resolve_actors(broker, {event.client for event in events})
+    held = _held(broker, job, stats, now)
     return JobDetails(
         id=str(stats.id),
         tube=stats.tube,
         state=stats.state,
-        held=_held(broker, job, stats, now),
+        held=held,
+        moving=_moving(broker, job),
         last_held=_last_held(job, events, known),
         reservation=reservation(job),
         history=_history(job, events, known, now),
@@ -196,7 +202,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
         entries=[
             ("Put at", text.time_tag(job.created_at)),
             ("TTR", text.duration(stats.ttr)),
-            *([("TTR left", text.duration(stats.time_left))] if job.state == RESERVED else []),
+            *([("TTR left", text.duration(stats.time_left))] if held is not None else []),
             *([("Delay", text.duration(stats.delay))] if stats.delay else []),
             *(
                 [("Delay left", text.duration(stats.time_left))]
@@ -233,6 +239,8 @@ def _state_time(job: Job, stats: JobStats, events: list[job_history.Event], now:
         return "Held back", text.NONE, hold_reason(job)
     if job.state == DELAYED:
         return "Ready in", text.duration(stats.time_left), ""
+    if is_moving(job.travel):
+        return "Moving for", _since(moving_since(job), now), ""
     if job.state == RESERVED:
         return "TTR left", text.duration(stats.time_left), f"of {text.duration(stats.ttr)}"
     buried_at = max((event.at for event in events if event.kind == job_history.BURIED), default=None)
@@ -249,7 +257,7 @@ def _at_and_ago(at: int, now: int) -> Markup:
 
 def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Holder | None:
     client = job.holder
-    if client is None:
+    if client is None or is_moving(job.travel):
         return None
     return Holder(
         by=resolve_actors(broker, {client.number})[client.number],
@@ -261,8 +269,15 @@ def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Holder | None:
     )
 
 
+def _moving(broker: Broker, job: Job) -> str:
+    if not is_moving(job.travel):
+        return ""
+    shard = broker.tube_shards.shard_of(Travel.unpack(job.travel).target)
+    return f"{target_of(job)} (shard {shard})"
+
+
 def _last_held(job: Job, events: list[job_history.Event], known: dict[int, ActorRef]) -> ActorRef | None:
-    if job.holder is not None:
+    if job.holder is not None and not is_moving(job.travel):
         return None
     return next((known[event.client] for event in reversed(events) if event.kind == job_history.RESERVED), None)
 

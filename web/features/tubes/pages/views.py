@@ -12,6 +12,7 @@ from werkzeug.exceptions import BadRequest, Conflict, HTTPException
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import READY, STATE_NAMES, Job
+from greenstalk_server.core.travel import is_moving
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
@@ -259,8 +260,9 @@ class Views:
     def job_holder(self) -> Response:
         """Serve `/job/holder?id=`: redirect to the connection that holds the job, or to the job if none does."""
         job = find_job(self._broker, request.args)
-        where = url_for("connection", number=job.holder.number) if job.holder else url_for("job", id=job.id)
-        return make_response(redirect(where))
+        if job.holder is None or is_moving(job.travel):
+            return make_response(redirect(url_for("job", id=job.id)))
+        return make_response(redirect(url_for("connection", number=job.holder.number)))
 
     def job_form(self) -> str:
         """Serve `/job/form?id=&encoding=`: the form that edits a job. May switch."""
