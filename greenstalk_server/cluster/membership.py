@@ -127,7 +127,7 @@ class Membership:
         return any(each.id == process for each in self.snapshot.processes)
 
     def refresh(self) -> None:
-        """Read soon, since an owner seems to be gone. Does not switch."""
+        """Read soon, since another process has begun to lead a shard. Does not switch."""
         self._wake.set()
 
     # The shard of this process

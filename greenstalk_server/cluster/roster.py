@@ -20,6 +20,9 @@ class Roster:
         self._processes = json.loads(report)
         self.on_change()
 
+    def refresh(self) -> None:
+        """Do nothing: the parent reports each change at once."""
+
     def owner_of(self, shard: int) -> str | None:
         """Return the id of the process that leads *shard*; None while there is none. Does not switch."""
         return self._processes[shard] or None

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+import gevent
 from gevent import get_hub
 from gevent.event import Event
 
@@ -52,6 +53,9 @@ MAX_OVERHEAD: Final = 4 * 2**20
 
 MAX_NUMBER: Final = 2**63 - 1
 """Maximum number of a session, and of a reservation in it."""
+
+RESIGN_INTERVAL: Final = 0.005
+"""Seconds between two checks whether a request is still being served."""
 
 WRITE: Final = 2
 """Event of a gevent io watcher."""
@@ -102,6 +106,9 @@ class Host(Protocol):
     def note_lead(self, link: Link) -> None:
         """Send to *link* what waits for the shard that its peer leads from now on."""
 
+    def note_resigned(self, link: Link) -> None:
+        """Close *link*, whose peer no longer leads its shard; what it has not replied to has had no effect."""
+
 
 class Wire:
     """The channel of a client of this process to the owner of a shard. It outlives a link that is not up yet.
@@ -150,10 +157,10 @@ class Wire:
         if self._link is not None:
             self._link.close_wire(self._number)
 
-    def lose(self) -> None:
-        """Tell the session that the link is lost, unless the session is closed."""
+    def lose(self, *, is_unserved: bool = False) -> None:
+        """Tell the session that the link is lost, unless the session is closed; *is_unserved* as of Channel."""
         if not self.is_closed:
-            self.channel.lose()
+            self.channel.lose(is_unserved=is_unserved)
 
 
 class ServedClient(Handler):
@@ -164,6 +171,7 @@ class ServedClient(Handler):
         "_end_tail",
         "_held",
         "_input",
+        "_is_begun",
         "_is_closed",
         "_is_complete",
         "_is_end_due",
@@ -193,6 +201,7 @@ class ServedClient(Handler):
         self._input: list[bytes] = []
         self._is_partial: bool = False  # the rest of a request is still to come
         self._is_quiet: bool = False  # the commands that are served were told
+        self._is_begun: bool = False  # a request is being served
         self._is_complete: bool = False  # the replies of the last slice complete those to all that has arrived
         self._is_end_due: bool = False  # a part of the replies was sent, not their end
         self._held: deque[tuple[int, bytes, bool]] = deque()
@@ -212,6 +221,14 @@ class ServedClient(Handler):
     def is_lost(self) -> bool:
         """Whether the link is lost."""
         return self._link.is_lost
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request is being served, other than a wait for a job, or its replies are to be sent."""
+        session = self.session
+        if self._is_closed:
+            return False
+        return bool(self._held) or session.is_woken or (self._is_begun and not session.is_waiting)
 
     def push(self, kind: int, data: bytes) -> None:
         """Serve *data* of a frame of *kind*, which has arrived, in the next batch."""
@@ -237,7 +254,7 @@ class ServedClient(Handler):
         promised = self._journal.promised
         if session.is_woken or session.has_more:
             out = session.resume(now, limit)
-        elif self._input or self._told:
+        elif (self._input or self._told) and (self.is_serving or not self._link.is_resigning):
             out = self._serve_input(now, limit)
         else:
             return b""
@@ -251,6 +268,7 @@ class ServedClient(Handler):
         session = self.session
         is_busy = session.has_more or session.is_waiting or session.stream is not None
         self._is_complete = not (is_busy or self._input or self._is_partial)
+        self._is_begun = not self._is_complete
         if not out:
             if self._is_complete and self._is_end_due:
                 self._emit(b"", True)
@@ -385,10 +403,12 @@ class Link(Handler):
     silence number of `ping` since the peer was last heard.
     lost    set when the link is lost.
     is_reported     `report` was called.
+    is_resigning    `resign` was called.
     calls   the calls of both processes.
     """
 
-    def __init__(self, host: Host, peer: str, shard: int, sock: socket.socket) -> None:
+    def __init__(self, host: Host, peer: str, shard: int, sock: socket.socket, version: int = frames.VERSION) -> None:
+        """*version* is the newest version that the peer speaks."""
         self.host: Host = host
         self.peer: str = peer
         self.shard: int = shard
@@ -396,6 +416,8 @@ class Link(Handler):
         self.lost: Event = Event()
         self.is_lost: bool = False
         self.is_reported: bool = False
+        self.is_resigning: bool = False
+        self._version: int = version
         self.calls: LinkCalls = LinkCalls(self, host.handlers, 3 * host.broker.max_job_size + MAX_OVERHEAD)
         self._sock: socket.socket = sock
         plain = sock if PlainSocket is None or type(sock) is not socket.socket else PlainSocket(sock.fileno())
@@ -512,6 +534,19 @@ class Link(Handler):
     def announce(self, shard: int) -> None:
         """Tell the peer that this process leads *shard* from now on."""
         self._write(frame(frames.LEAD, shard))
+
+    def resign(self) -> None:
+        """Begin to serve no other request. Then tell the peer that the others have had no effect. Switches.
+
+        Return when the peer has closed the link: it has read all replies then.
+        """
+        self.is_resigning = True
+        for client in list(self._clients.values()):
+            while client.is_serving:
+                gevent.sleep(RESIGN_INTERVAL)
+        if self._version >= frames.RESIGN_VERSION:
+            self._send_piece(frames.tail(frames.RESIGN, 0), b"")  # behind the replies
+            self.lost.wait()
 
     # Output
 
@@ -696,6 +731,8 @@ class Link(Handler):
             self.host.note_lead(self)
         elif kind == frames.REPORTED:
             self.host.note_reported(self)
+        elif kind == frames.RESIGN:
+            self.host.note_resigned(self)
         elif kind != frames.PING:
             raise LinkError(f"unexpected frame of kind {kind}")
 

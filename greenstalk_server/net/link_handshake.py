@@ -50,11 +50,13 @@ class Peer:
 
     process     its id.
     shard       the shard that it leads; NO_SHARD if it leads none.
+    version     newest version of the protocol that it speaks.
     unread      bytes that have arrived after its last frame of the handshake.
     """
 
     process: str
     shard: int
+    version: int
     unread: bytes
 
 
@@ -83,7 +85,7 @@ def shake_hands(sock: socket.socket, identity: Identity, shard: int, is_connecti
     stream.send(frame(frames.AUTH, 0, _proof(identity.secret, hello, theirs["nonce"])))
     if not hmac.compare_digest(stream.read(frames.AUTH), _proof(identity.secret, theirs, nonce)):
         raise LinkError(f"process {theirs['process']} does not know the secret")
-    return Peer(theirs["process"], theirs["shard"], stream.rest)
+    return Peer(theirs["process"], theirs["shard"], theirs["version"], stream.rest)
 
 
 def connects(process: str, other: str) -> bool:

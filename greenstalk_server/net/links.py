@@ -82,6 +82,9 @@ not hear the peer, does not count."""
 MAX_REFUSALS: Final = 10
 """Refused links that are logged per PING_INTERVAL; anyone who reaches the port can be refused often."""
 
+RESIGN_TIMEOUT: Final = 1.0
+"""Seconds for the requests in progress, and for the fronts to close their links, when the process resigns."""
+
 BATCH: Final = 32
 """Channels of a lost link that are ended, or of a new one that are opened, or connections that are closed, before the
 loop serves others: about a millisecond."""
@@ -168,6 +171,13 @@ class Links:
             self.drop(link)
         while self._ending:
             self._ending.popleft()()
+
+    def resign(self) -> None:
+        """Finish the requests of other processes that are in progress, and accept no others. Switches."""
+        self._is_stopping = True
+        links = [link for link in self._links.values() if link.peer != self._identity.process]
+        if self.own != NO_SHARD:
+            gevent.joinall([gevent.spawn(link.resign) for link in links], timeout=RESIGN_TIMEOUT)
 
     def lead(self, shard: int, broker: Broker, committer: Committer | None) -> None:
         """Serve *shard*, whose jobs *broker* has, from now on. Raise OSError if there is no loopback. Does not switch.
@@ -265,20 +275,20 @@ class Links:
             self._is_flush_due = True
             gevent.get_hub().loop.run_callback(self._flush_late)
 
-    def drop(self, link: Link) -> None:
-        """Close *link*, and end its channels little by little. Does not switch."""
+    def drop(self, link: Link, *, is_unserved: bool = False) -> None:
+        """Close *link*, and end its channels little by little; *is_unserved* as of Channel.lose. Does not switch."""
         if link.is_lost:
             return
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
-            if not self._is_stopping:
+            if not (self._is_stopping or is_unserved):
                 log.warning("the link to %s is lost", link.label)
         self._dirty.pop(link, None)
         wires, clients = link.close()
         link.lost.set()
         for tube in [tube for tube in self.heads if self.shard_of(tube) == link.shard]:
             del self.heads[tube]
-        self._end_later([wire.lose for wire in wires])
+        self._end_later([partial(wire.lose, is_unserved=is_unserved) for wire in wires])
         self._end_later([partial(self._end, client) for client in clients])
 
     def note_served(self, client: ServedClient, remote: RemoteReservations) -> None:
@@ -316,7 +326,13 @@ class Links:
     def note_lead(self, link: Link) -> None:
         """Send to *link* what waits for the shard that its peer leads from now on. Does not switch."""
         log.info("process %s leads shard %d", link.peer, link.shard)
+        self._membership.refresh()
         self._attach_waiting(link.shard)
+
+    def note_resigned(self, link: Link) -> None:
+        """Close *link*, whose peer no longer leads its shard, and keep what it has not served. Does not switch."""
+        log.info("%s gets another owner; commands for it wait", link.label)
+        self.drop(link, is_unserved=True)
 
     def flush(self) -> None:
         """Publish heads that have changed, and send the output of all links. Does not switch."""
@@ -431,7 +447,7 @@ class Links:
         before = self._links.get(peer.process)
         if before is not None:
             self.drop(before)
-        link = Link(self, peer.process, peer.shard, sock)
+        link = Link(self, peer.process, peer.shard, sock, peer.version)
         link.start()
         self._links[peer.process] = link
         log.info("linked to %s", link.label)

@@ -15,6 +15,9 @@ class Membership(Protocol):
 
     on_change: Callable[[], None]
 
+    def refresh(self) -> None:
+        """Find out soon who leads the shards: that has changed. Does not switch."""
+
     def owner_of(self, shard: int) -> str | None:
         """Return the id of the process that leads *shard*; None if there is none. Does not switch."""
 

@@ -208,6 +208,7 @@ class Server:
         if self._moves is not None:
             self._moves.stop()
         if self._links is not None:
+            self._links.resign()
             self._links.stop()
         self._poller.stop()
         for ticker in self._tickers:

@@ -143,9 +143,12 @@ class Channel:
         """Disconnect the remote client."""
         self._wire.close()
 
-    def lose(self, *, is_ended: bool = False) -> None:
-        """Note that the link is lost; or, if *is_ended*, that the owner has disconnected the client."""
-        self.session.lose(self._shard, is_ended=is_ended)
+    def lose(self, *, is_ended: bool = False, is_unserved: bool = False) -> None:
+        """Note that the link is lost; or, if *is_ended*, that the owner has disconnected the client.
+
+        *is_unserved*: the request that has no reply yet has had no effect.
+        """
+        self.session.lose(self._shard, is_ended=is_ended, is_unserved=is_unserved)
 
     def receive(self, data: bytes, is_complete: bool) -> None:
         """Take *data*, a part of the replies; *is_complete*: it is the last one."""

@@ -251,10 +251,11 @@ class FrontSession(RestrictedSession):
         """Whether the session is parked until *shard* replies."""
         return self._work is not None and self._work.needs(shard)
 
-    def lose(self, shard: int, *, is_ended: bool) -> None:
+    def lose(self, shard: int, *, is_ended: bool, is_unserved: bool) -> None:
         """Open the channel to *shard*, whose link was lost, again. Forget it if *is_ended*: the owner has ended it.
 
-        A channel that is not needed is opened too, since it tells the shard which tubes the client uses and watches.
+        *is_unserved*: a request without a reply has had no effect. A channel that is not needed is opened too, since it
+        tells the shard which tubes the client uses and watches.
         """
         if is_ended:
             del self._channels[shard]
@@ -262,7 +263,7 @@ class FrontSession(RestrictedSession):
         else:
             self._channels[shard].reopen()
         if self._work is not None:
-            self._work.lose(self, shard)
+            self._work.lose(self, shard, is_unserved)
             if self._work.is_over(self):
                 self.client.wake()
 

@@ -53,8 +53,8 @@ class Work:
         """Whether the work needs a reply of *shard* to continue."""
         raise NotImplementedError
 
-    def lose(self, session: FrontSession, shard: int) -> None:
-        """Close the connection: nobody knows what *shard* has done."""
+    def lose(self, session: FrontSession, shard: int, is_unserved: bool) -> None:
+        """Close the connection: nobody knows what *shard* has done. If *is_unserved*, a request had no effect."""
         session.is_closing = True
         self.has_news = True
 
@@ -129,14 +129,14 @@ class Run(Work):
         """Whether the commands were forwarded to *shard*."""
         return shard == self._shard
 
-    def lose(self, session: FrontSession, shard: int) -> None:
+    def lose(self, session: FrontSession, shard: int, is_unserved: bool) -> None:
         """Forward the commands again if that is harmless; else close the connection. Keep replies that are there."""
         if shard != self._shard or self.has_news:
             return
-        if self._is_repeatable:
+        if self._is_repeatable or is_unserved:
             self.begin(session)
         else:
-            super().lose(session, shard)
+            super().lose(session, shard, is_unserved)
 
     def receive(self, shard: int, reply: bytes) -> None:
         """Keep all replies."""
@@ -204,7 +204,7 @@ class ForwardedReserve(Run):
         self._until: int | None = until
         self._batch: int = batch
 
-    def lose(self, session: FrontSession, shard: int) -> None:
+    def lose(self, session: FrontSession, shard: int, is_unserved: bool) -> None:
         """Begin a Reserve with the rest of the time."""
         if shard == self._shard and not self.has_news:
             session.replace_work(Reserve(self._until, self._batch))
@@ -241,14 +241,14 @@ class Gathering(Work):
         del self._awaited[shard]
         self.has_news = not self._awaited
 
-    def lose(self, session: FrontSession, shard: int) -> None:
+    def lose(self, session: FrontSession, shard: int, is_unserved: bool) -> None:
         """Send the command again if that is harmless; else close the connection."""
         if shard not in self._awaited:
             return
-        if self._is_repeatable:
+        if self._is_repeatable or is_unserved:
             session.channel(shard).ask(self._awaited[shard])
         else:
-            super().lose(session, shard)
+            super().lose(session, shard, is_unserved)
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return the merged reply."""
@@ -305,14 +305,14 @@ class Search(Work):
         self._reply: bytes = replies.NOT_FOUND
         self._asked: int = NO_SHARD
 
-    def lose(self, session: FrontSession, shard: int) -> None:
+    def lose(self, session: FrontSession, shard: int, is_unserved: bool) -> None:
         """If *shard* was asked, ask it again if that is harmless; else close the connection. Keep a reply."""
         if shard != self._asked or self.has_news:
             return
-        if self._is_repeatable:
+        if self._is_repeatable or is_unserved:
             session.channel(shard).ask(self._line)
         else:
-            super().lose(session, shard)
+            super().lose(session, shard, is_unserved)
 
     def end(self, session: FrontSession, now: int) -> bytes | None:
         """End the wait for a job, if the command is one."""
@@ -394,7 +394,7 @@ class Reserve(Work):
         """Whether a claim was sent to *shard*; a wait continues at the other shards."""
         return shard == self._claimed
 
-    def lose(self, session: FrontSession, shard: int) -> None:
+    def lose(self, session: FrontSession, shard: int, is_unserved: bool) -> None:
         """Try again: if *shard* has reserved a job whose reply was lost, that reservation ends."""
         self.has_news = True
         if shard == self._claimed:

@@ -10,11 +10,14 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the frames, and of the commands of `link_commands`."""
 
 OLDEST_VERSION: Final = 2
 """Oldest version that this program can speak."""
+
+RESIGN_VERSION: Final = 3
+"""Oldest version with RESIGN."""
 
 HEADER: Final = struct.Struct("<IBI")
 
@@ -43,10 +46,12 @@ END: Final = 14
 TELL: Final = 15
 PART: Final = 16
 REPORTED: Final = 17
+RESIGN: Final = 18
 """Kinds. HELLO and AUTH are the handshake. A front sends OPEN, PART, DATA, TELL, CLOSE and REPORTED; an owner REPLY,
-END, CLOSED and HEAD. A process sends LEAD when it begins to lead a shard, and PING so that the peer hears from it."""
+END, CLOSED, HEAD and RESIGN. A process sends LEAD when it begins to lead a shard, and PING so that the peer hears from
+it."""
 
-LAST_KIND: Final = REPORTED
+LAST_KIND: Final = RESIGN
 
 SIZES: Final = [size.to_bytes(4, "little") for size in range(1024)]
 """The sizes of most payloads, encoded."""

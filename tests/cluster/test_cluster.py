@@ -7,9 +7,11 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -244,6 +246,44 @@ def test_operator_moves_a_shard_to_a_chosen_server(queue: Queue) -> None:
     with connect(owner) as client:
         put(client, TUBES[2])
     drain(queue)
+
+
+@pytest.mark.parametrize("way", ["move", "stop"])
+def test_clients_of_other_servers_do_not_notice_a_handover(queue: Queue, way: str) -> None:
+    """Their puts have no effect at the former owner, or are acknowledged by it; none of them is repeated in vain."""
+    target, owner = queue.standby(), queue.owner(2)
+    others = [node for node in queue.nodes if node is not owner]
+    is_over = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        putters = [pool.submit(put_until, is_over, node) for node in others * 2]
+        try:
+            if way == "move":
+                done = run_command(target, "cluster", "move", "2", name_of(target))
+                assert done.returncode == 0, done.stderr
+            else:
+                assert owner.stop() == 0
+            wait_until(lambda: queue.owner(2) is not owner, lambda: queue.logs)
+            with connect(target) as client:
+                put(client, TUBES[2])
+        finally:
+            is_over.set()
+        count = 1 + sum([putter.result() for putter in putters])
+    with connect(target) as client:
+        assert client.stats(b"stats-tube " + TUBES[2])[b"current-jobs-ready"] == b"%d" % count
+    if way == "stop":
+        owner.start()
+    queue.settle()
+    drain(queue)
+
+
+def put_until(is_over: threading.Event, node: Node) -> int:
+    """Put jobs of shard 2 with one connection to *node*; return how many, all of which were acknowledged."""
+    count = 0
+    with connect(node) as client:
+        while not is_over.is_set():
+            put(client, TUBES[2])
+            count += 1
+    return count
 
 
 def test_cluster_shows_shards_and_servers(queue: Queue) -> None:

@@ -40,6 +40,9 @@ class FixedMembership:
         self.processes: dict[str, str] = {}
         self.ended: set[str] = set()
 
+    def refresh(self) -> None:
+        pass
+
     def owner_of(self, shard: int) -> str | None:
         return self.owners.get(shard)
 
@@ -86,11 +89,11 @@ class Process:
         self.server.start()
 
     def stop(self) -> None:
+        for peer in self.peers:
+            peer.sock.close()
         self.server.stop()
         self.listener.close()
         self.clients.sock.close()
-        for peer in self.peers:
-            peer.sock.close()
 
     def peer(self, sock: socket.socket | None = None, secret: bytes = SECRET, **changes: object) -> Peer:
         """Return a peer at the other end of *sock*, by default of a new connection to the link socket."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
+import gevent
 import pytest
 
 from greenstalk_server.net.committer import Committer
@@ -72,6 +73,23 @@ def test_channel_is_closed_behind_replies_that_wait_for_the_window(process: Proc
     _, replies = read_until(peer, frames.END)
     assert replies.startswith(b"FOUND 3 ")
     assert peer.read()[0] == frames.CLOSED
+
+
+def test_owner_resigns_behind_replies_that_wait_for_the_window(process: Process) -> None:
+    peer = process.linked()
+    peer.open(1)
+    request(peer, 1, b"use mail\r\nput 0 0 60 %d\r\n%b\r\n" % (SIZE, bytes(SIZE)))
+    for _ in range(BODIES):
+        request(peer, 1, b"peek 3\r\n")
+    peer.send(frames.DATA, 1, b"peek 3\r\n")
+    wait_until(lambda: blocked(process) > 0)
+    resigning = gevent.spawn(process.links.resign)
+    wait_until(lambda: process.links._links["a1"].is_resigning)
+    peer.send(frames.WINDOW_GRANT, 2**20, b"")
+    assert read_until(peer, frames.END)[1].startswith(b"FOUND 3 ")
+    assert peer.read()[0] == frames.RESIGN
+    peer.sock.close()
+    resigning.join()
 
 
 def test_channel_of_a_client_that_leaves_is_closed_behind_its_commands(process: Process) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gevent
 import pytest
 
 from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND
@@ -147,6 +148,45 @@ def test_process_that_has_ended_gets_no_link(process: Process, caplog: pytest.Lo
     assert lines == ["refused a link: process a1 is not among those of the queue"]
 
 
+def test_owner_that_resigns_serves_no_request_that_arrives_later(process: Process) -> None:
+    peer = process.linked("a1")
+    peer.open(1)
+    request(peer, 1, SETUP + PUT)
+    peer.send(frames.DATA, 1, b"await 1\r\n")
+    resigning = gevent.spawn(process.links.resign)
+    read_until(peer, frames.RESIGN)
+    peer.send(frames.DATA, 1, b"decline\r\n")
+    peer.send(frames.DATA, 1, b"delete 3\r\n")
+    peer.sock.close()
+    resigning.join()
+    wait_until(lambda: not process.links._links)
+    assert state(process) == READY
+
+
+def test_owner_that_resigns_finishes_the_request_that_it_has_begun(process: Process) -> None:
+    peer = process.linked("a1")
+    peer.open(1)
+    peer.send(frames.PART, 1, SETUP + PUT + b"put 0 0 60 5\r\nba")
+    wait_until(lambda: JOB in process.broker.jobs)
+    resigning = gevent.spawn(process.links.resign)
+    wait_until(lambda: next(iter(process.links._links.values())).is_resigning)
+    assert request(peer, 1, b"tch\r\n").endswith(b"INSERTED 3\r\nINSERTED 6\r\n")
+    assert peer.read()[0] == frames.RESIGN
+    peer.sock.close()
+    resigning.join()
+
+
+def test_owner_that_resigns_closes_the_link_to_a_peer_of_an_earlier_version(process: Process) -> None:
+    peer = process.peer(process="a1", version=frames.RESIGN_VERSION - 1)
+    peer.link()
+    wait_until(lambda: "a1" in process.links._links)
+    peer.open(1)
+    assert request(peer, 1, SETUP + PUT).endswith(b"INSERTED 3\r\n")
+    process.links.resign()
+    process.links.stop()
+    read_to_end(peer.sock)
+
+
 # The front
 
 
@@ -211,6 +251,22 @@ def test_delete_without_a_reply_closes_the_connection_and_its_session(process: P
     peer = process.linked("a1")
     while (kind := peer.read()[0]) != frames.REPORTED:
         assert kind in (frames.OPEN, frames.TELL, frames.CLOSE)
+
+
+def test_delete_that_the_owner_has_not_served_before_it_resigned_is_sent_to_the_next_one(
+    process: Process, client: socket.socket
+) -> None:
+    former = reserve_there(process, client)
+    client.sendall(b"delete 1\r\n")
+    read_until(former, frames.DATA)
+    former.send(frames.RESIGN, 0, b"")
+    read_to_end(former.sock)
+    peer = process.linked("b1")
+    change(process, {1: "b1"})
+    channel, payload = read_until(peer, frames.DATA)
+    assert payload == b"delete 1\r\n"
+    peer.send(frames.END, channel, b"DELETED\r\n")
+    assert receive(client, b"\r\n") == b"DELETED\r\n"
 
 
 def test_commands_that_change_a_waiting_session_take_no_memory(process: Process, client: socket.socket) -> None:

@@ -39,8 +39,8 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
         ({"base": 7}, "the base of the peer is 7, that of this process 0"),
         ({"shard": 0}, "the peer says that it leads shard 0"),
         ({"shard": 3}, "the peer says that it leads shard 3"),
-        ({"version": 9, "oldest": 8}, "the peer speaks versions 8 to 9, this process 2 to 2"),
-        ({"version": 1, "oldest": 1}, "the peer speaks versions 1 to 1, this process 2 to 2"),
+        ({"version": 9, "oldest": 8}, "the peer speaks versions 8 to 9, this process 2 to 3"),
+        ({"version": 1, "oldest": 1}, "the peer speaks versions 1 to 1, this process 2 to 3"),
         ({"process": "z9"}, "process m0 has to connect to the other one"),
         ({"process": "m0"}, "the peer says that it is this process"),
         ({"process": "\n"}, "the peer says that it is process '\\n'"),
@@ -58,6 +58,15 @@ def test_unfit_peer_is_refused_with_one_line(
         peer.say_hello()
     read_to_end(peer.sock)
     assert refusals(caplog) == [f"refused a link: {reason}"]
+
+
+@pytest.mark.parametrize("changes", [{"version": 2, "oldest": 1}, {"version": 9, "oldest": 3}])
+def test_peer_of_another_version_is_accepted_if_the_ranges_overlap(process: Process, changes: dict[str, Any]) -> None:
+    peer = process.peer(**changes)
+    peer.link()
+    peer.open(5)
+    peer.send(frames.DATA, 5, b"use mail\r\n")
+    assert peer.read() == (frames.END, 5, b"USING mail\r\n")
 
 
 def test_garbage_is_refused_with_one_line(process: Process, caplog: pytest.LogCaptureFixture) -> None:

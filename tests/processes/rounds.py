@@ -202,6 +202,7 @@ class Rounds:
         self._flags: Sequence[str] = ()
         self._ids: set[int] = set()
         self._ends: dict[int, float] = {}  # when each process was ended
+        self._struck: set[int] = set()  # shards whose time without service is measured
         self._server: Queue = server
         self._ways: dict[str, Callable[[], None]] = {
             "kill": lambda: self._kill(1),
@@ -237,7 +238,7 @@ class Rounds:
         self._work()
         self._feed_waiters()
         drained = self._audit()
-        struck = {each.shard for each in self._disturbances}
+        struck = self._struck
         report = Report(
             number,
             kind,
@@ -271,6 +272,7 @@ class Rounds:
 
     def _load(self, seed: str, hold_ttr: int) -> None:
         """Start the clients of a round. Those that hold jobs come first, and have held them for longer than the ttr."""
+        self._struck = set()
         record, ports = Record(), itertools.cycle(self._server.ports)
         record.history.keeps_reservations = self.keeps_reservations
         self._record = record
@@ -333,6 +335,7 @@ class Rounds:
     def _note_end(self, shard: int, pid: int) -> None:
         """Note that the process *pid* is about to end."""
         self._ends[pid] = time.monotonic()
+        self._struck.add(shard)
         self._disturbances.append(Disturbance(f"end of process {pid}", time.monotonic(), shard=shard))
 
     def _kill(self, count: int) -> None:
