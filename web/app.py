@@ -211,7 +211,7 @@ def create_dashboard(
     requests = measure_requests(app)  # before the guard, so that refused requests are timed too
     store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory, broker)
     audit = Audit(clock, store, shards)
-    guard = Guard(options, broker.facts.hostname, clock, audit, store, has_login=True)
+    guard = Guard(options, broker.facts.hostname, clock, audit, store, has_login=True, shards=shards)
     forwarding = Forwarding(app, guard, shards, max_request_size(broker), tube_in, job_of_token)
     forwarding.init_front()
     guard.init_app(app)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import hmac
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
@@ -38,13 +38,22 @@ from urllib.parse import urlsplit
 
 from flask import Flask, Request, Response, abort, current_app, g, redirect, request, url_for
 from werkzeug.datastructures import Authorization, WWWAuthenticate
-from werkzeug.exceptions import BadHost, Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
+from werkzeug.exceptions import (
+    BadHost,
+    Forbidden,
+    MisdirectedRequest,
+    NotFound,
+    ServiceUnavailable,
+    TooManyRequests,
+    Unauthorized,
+)
 from werkzeug.routing import MapAdapter
 
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR, VIEWER, united
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.accounts import Account, Accounts, digest
 from greenstalk_server.web.auth.cookies import SESSION, read_cookie
+from greenstalk_server.web.auth.home_sessions import HomeSessions
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.auth.sessions import Session, Sessions
@@ -52,6 +61,7 @@ from greenstalk_server.web.framework.access import FORWARDED, NOBODY, Principal,
 from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
 from greenstalk_server.web.framework.fields import own_path
 from greenstalk_server.web.framework.rights import least_role
+from greenstalk_server.web.framework.shards import ALONE, Shards
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.store import Store
@@ -145,7 +155,15 @@ class Guard:
     """
 
     def __init__(
-        self, options: WebOptions, hostname: str, clock: Clock, audit: Audit, store: Store, *, has_login: bool
+        self,
+        options: WebOptions,
+        hostname: str,
+        clock: Clock,
+        audit: Audit,
+        store: Store,
+        *,
+        has_login: bool,
+        shards: Shards = ALONE,
     ) -> None:
         """*store* keeps the sessions. *has_login*: the app has a sign-in page."""
         self._hosts: frozenset[str] = frozenset({"localhost", *(_plain(host) for host in (hostname, *options.hosts))})
@@ -167,6 +185,7 @@ class Guard:
             lifetime=options.session_lifetime,
             store=store,
         )
+        self._home_sessions: HomeSessions = HomeSessions(shards, self._is_live)
         self._has_login: bool = has_login
         self._needs_password: bool = self.accounts.exist
         self._options: WebOptions = options
@@ -200,7 +219,18 @@ class Guard:
 
     def forwarded_principal(self, facts: Mapping[str, Any]) -> Principal:
         """Return the principal of a request that another process of the queue has checked and passed on."""
-        return replace(self._principal(facts["name"], tuple(facts["roles"])), has_session=facts["has_session"])
+        who, session = self._principal(facts["name"], tuple(facts["roles"])), facts["session"]
+        if not session:
+            return who
+        return replace(who, session=session, lasts=self._home_sessions.lasts(session, who.role_names))
+
+    def _is_live(self, number: str, roles: Sequence[str]) -> bool:
+        """Return whether the session *number* has not ended, and has *roles*; see HomeSessions."""
+        if not self.sessions.store.is_restored:
+            raise ServiceUnavailable("The sessions are being loaded.")
+        session = self.sessions.numbered(number)
+        known = self._options.roles
+        return session is not None and set(roles) <= {known[name].name for name in session.roles if name in known}
 
     def _check_page(self, is_change: bool) -> None:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None
@@ -333,7 +363,7 @@ class Guard:
         account = session.account
         return replace(
             self._principal(account.name, account.roles),
-            has_session=True,
+            session=session.number,
             lasts=partial(self.sessions.is_live, session),
         )
 

@@ -156,6 +156,11 @@ class Sessions:
         live = [session for session in list(self._by_key.values()) if self.is_live(session)]
         return sorted(live, key=lambda session: (-session.seen_at, session.number))
 
+    def numbered(self, number: str) -> Session | None:
+        """Return the session *number*, or None."""
+        found = next((session for session in self._by_key.values() if session.number == number), None)
+        return found if found is not None and self.is_live(found) else None
+
     def _make_room(self, account: Account) -> None:
         """End the least recently used sessions above the limits per name and per kind of credential."""
         alike = [session for session in self.all() if session.source == account.source]

@@ -40,7 +40,7 @@ class Principal:
     is_known        has passed the guard; otherwise *name* is only a claim.
     rights          the rights in tubes. On a read-only dashboard, without the right to operate any.
     role            names of the roles, for pages; empty if no sign-in is needed.
-    has_session     signed in on the sign-in page, so that the principal can sign out.
+    session         number of the session of a principal who signed in on the sign-in page; empty otherwise.
     lasts           returns False once the session has ended. Then streams and tasks of this principal end.
     """
 
@@ -52,7 +52,7 @@ class Principal:
     is_known: bool = True
     rights: Rights = BUILT_IN_ROLES[VIEWER].rights
     role: str = ""
-    has_session: bool = False
+    session: str = field(default="", compare=False)
     lasts: Callable[[], bool] = field(default=_always, compare=False, repr=False)
 
     def sees(self, tube: bytes) -> bool:
@@ -62,6 +62,11 @@ class Principal:
     def operates(self, tube: bytes) -> bool:
         """Return whether the principal may change the jobs of *tube*, and pause it."""
         return self.is_known and (self.is_admin or self.rights.may_operate(tube))
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the principal can sign out."""
+        return bool(self.session)
 
     @property
     def role_names(self) -> list[str]:

@@ -216,12 +216,12 @@ class Shards:
 def context_facts() -> Facts:
     """Return the principal and the request of the current context; without a request, the server itself asks."""
     if not has_request_context():
-        return {"name": "", "roles": [], "has_session": False, "environ": {"PATH_INFO": "/", "REQUEST_METHOD": "GET"}}
+        return {"name": "", "roles": [], "session": "", "environ": {"PATH_INFO": "/", "REQUEST_METHOD": "GET"}}
     who = principal()
     return {
         "name": who.name,
         "roles": who.role_names,
-        "has_session": who.has_session,
+        "session": who.session,
         "environ": {
             name: value
             for name, value in request.environ.items()

@@ -41,7 +41,7 @@ class SessionChanges:
 
     def end_session(self, number: str) -> None:
         """End the session *number*; raise NotFound if it does not exist."""
-        session = next((one for one in self.sessions.all() if one.number == number), None)
+        session = self.sessions.numbered(number)
         if session is None:
             raise NotFound("There is no such session. It may have ended.")
         self.sessions.end(session)
