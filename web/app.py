@@ -31,6 +31,7 @@ from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.changes.bulk import Bulk
 from greenstalk_server.web.changes.operations import Operations
 from greenstalk_server.web.changes.saved_changes import FILE_NAME, MAX_SIZE, MAX_SIZE_IN_MEMORY, SavedChanges
+from greenstalk_server.web.changes.task_parts import TaskParts
 from greenstalk_server.web.changes.tasks import Tasks
 from greenstalk_server.web.changes.tube_changes import TubeChanges
 from greenstalk_server.web.changes.undo import Undo
@@ -60,6 +61,7 @@ from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.pages.history import HistoryPages
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.api import jobs as jobs_api
+from greenstalk_server.web.features.jobs.api.found_jobs import FoundJobs
 from greenstalk_server.web.features.jobs.export import Exports
 from greenstalk_server.web.features.jobs.pages.actions import Actions
 from greenstalk_server.web.features.jobs.pages.bulk import BulkPages
@@ -81,6 +83,7 @@ from greenstalk_server.web.features.saved_searches.pages import SavedSearchPages
 from greenstalk_server.web.features.saved_searches.saved_searches import SavedSearches
 from greenstalk_server.web.features.search.pages import SearchPages
 from greenstalk_server.web.features.search.search import Searches
+from greenstalk_server.web.features.search.suggestions import Suggestions
 from greenstalk_server.web.features.servers.api import server as server_api
 from greenstalk_server.web.features.servers.api import servers as servers_api
 from greenstalk_server.web.features.servers.pages import ServerPages
@@ -116,6 +119,7 @@ from greenstalk_server.web.framework.template_cache import load_templates
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.migration import migrate
 from greenstalk_server.web.options import WebOptions
+from greenstalk_server.web.reads.jobs.match_table import MatchTable
 from greenstalk_server.web.reads.jobs.query import tube_in
 from greenstalk_server.web.reads.tubes import FIND, rank_tubes
 from greenstalk_server.web.standby import create_standby_app
@@ -269,6 +273,7 @@ def create_dashboard(
         shards,
     )
     tasks = Tasks(clock, audit, shards)
+    parts = TaskParts(tasks, shards)
     listed_tasks = ListedTasks(tasks, clock, shards)
     changing = (broker, clock, commit, audit, tasks, saved, saved_changes)
     operations, bulk = Operations(*changing), Bulk(*changing)
@@ -285,7 +290,8 @@ def create_dashboard(
     policies = PolicyChanges(broker, clock, commit, audit, tasks, marks, shards)
     samples = Samples(saved, audit)
     saved_searches = SavedSearches(saved, audit)
-    searches = Searches(broker, clock, tasks)
+    searches = Searches(broker, clock, tasks, parts)
+    match_table, found_jobs = MatchTable(broker, clock, shards), FoundJobs(broker, clock, shards)
     alert_changes = AlertChanges(alerts, audit)
     tube_filter = TubeFilter(broker, tasks, searches)
     tube_errors = TubeErrors(broker, clock, tasks)
@@ -293,7 +299,7 @@ def create_dashboard(
     TubeChangePages(broker, clock, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
     for part in (
-        BulkPages(broker, clock, tasks, bulk),
+        BulkPages(tasks, bulk, match_table),
         exports,
         ChangePages(saved_changes, undo),
         SamplePages(samples),
@@ -304,7 +310,7 @@ def create_dashboard(
         part.init_app(app)
     for page in (
         TaskPages(tasks, listed_tasks, clock),
-        SearchPages(broker, clock, tasks, searches),
+        SearchPages(clock, tasks, searches, match_table, Suggestions(broker, shards)),
         ConnectionPages(broker, clock, connections),
     ):
         page.init_app(app, live)
@@ -334,13 +340,13 @@ def create_dashboard(
     tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved, shards)
     endpoints = Api(broker, commit, _security(options))
     for group in (
-        jobs_api.JobsEndpoints(broker, clock, commit, operations, exports, shards),
+        jobs_api.JobsEndpoints(broker, clock, commit, operations, exports, found_jobs, shards),
         leases_api.LeasesEndpoints(leases, clock, commit, shards),
         tubes,
         errors_api.ErrorsEndpoints(broker, tube_errors),
         policies_api.PoliciesEndpoints(policies, commit),
         tube_changes_api.TubeChangesEndpoints(tube_changes),
-        tasks_api.TasksEndpoints(broker, clock, tasks, searches, bulk, tube_changes, listed_tasks),
+        tasks_api.TasksEndpoints(tasks, searches, bulk, tube_changes, listed_tasks, found_jobs),
         undo_api.ChangesEndpoints(saved_changes, undo),
         connections_api.ConnectionsEndpoints(broker, clock, commit, operations, connections),
         samples_api.SamplesEndpoints(saved, samples),

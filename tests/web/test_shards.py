@@ -23,13 +23,3 @@ def test_dashboard_without_links_is_about_its_own_shard(path: str) -> None:
     assert 'href="/servers"' not in response.text
     client.post("/tube/pause", data={"tube": "mail", "seconds": 60}, headers={"Origin": "http://localhost"})
     assert "tube/pause" in client.get("/api/v1/audit").text
-
-
-def test_list_without_a_tube_says_which_shard_it_is_about() -> None:
-    queue = Queue()
-    queue.broker = Broker(queue.broker.facts, ids=IdSequence(0, 3, 1))
-    queue.put("mail")
-    client = queue.app().test_client()
-    assert "Only jobs of shard 1 were looked at" in client.get("/api/v1/jobs?q=size:<9").text
-    assert "warning" not in client.get("/api/v1/jobs?tube=mail&q=size:<9").json
-    assert "Only jobs of shard 1 were looked at" in client.get("/search?q=size:<9").text

@@ -268,7 +268,7 @@ class Plan:
     held            jobs that the change would change, and that a client holds.
     others          matching jobs that the change would not change.
     size            bytes of the bodies of the jobs counted in *hit* and *held*.
-    sample          ids of the first jobs counted in *hit*.
+    sample          ids of the first jobs counted in *hit*, and their shards.
     run             id of the task of the run; empty until it has started. Invariant: a plan runs at most once.
     """
 
@@ -282,7 +282,7 @@ class Plan:
     held: int = 0
     others: int = 0
     size: int = 0
-    sample: list[int] = field(default_factory=list)
+    sample: dict[int, int] = field(default_factory=dict)
     run: str = ""
 
     def counted(self, promise: str) -> Counted:
@@ -427,7 +427,7 @@ class Bulk(QueueChanges):
             else:
                 plan.hit += 1
                 if len(plan.sample) < SAMPLE_SIZE:
-                    plan.sample.append(job.id)
+                    plan.sample[job.id] = self._broker.ids.shard
 
     def _work(self, task: Task, plan: Plan, is_forced: bool) -> None:
         """Change the jobs, and write the audit entries. Switches."""

@@ -7,8 +7,10 @@ task ends with the server. The number of running tasks and of kept tasks is boun
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Literal, TypeVar
 
 import gevent
@@ -31,6 +33,9 @@ MAX_RUNNING: Final = 4
 
 INITIAL_WAIT: Final = 0.5
 """Seconds that a request waits for its task before the page shows the progress so far."""
+
+MAX_UNASKED: Final = 30.0
+"""Seconds after which the part of a whole task (task_parts) ends if its progress is not asked for."""
 
 TaskKind = Literal["search", "dry-run", "change", "policy-dry-run", "tubes-dry-run", "tubes-change", "errors"]
 Progress = Literal["running", "done", "cancelled", "failed"]
@@ -117,6 +122,7 @@ class Task:
         self.change_number: int | None = None
         self.is_cancelled: bool = False
         self._has_ended: Event = Event()
+        self._asked_until: float = inf
         self.pace: Pace = Pace()
 
     @property
@@ -138,7 +144,13 @@ class Task:
             raise TaskCancelled
         if not self.who.lasts():
             raise TaskFailed("The session of the user who started the task has ended.")
+        if time.monotonic() > self._asked_until:
+            raise TaskFailed("The process that started the task does not ask for its progress any more.")
         self.pace.yield_if_due()
+
+    def note_asked(self) -> None:
+        """Note that the progress of the task, a part of a whole one, is asked for. Does not switch."""
+        self._asked_until = time.monotonic() + MAX_UNASKED
 
     def cancel(self) -> None:
         """Make the task end at its next `checkpoint`. Does not switch."""
@@ -166,6 +178,7 @@ class Tasks:
         self._audit: Audit = audit
         self._clock: Clock = clock
         self._kept: dict[str, Task] = {}
+        self._parts: dict[str, Task] = {}  # of whole tasks, see task_parts
 
     def start(
         self,
@@ -182,12 +195,13 @@ class Tasks:
         noun: str = "job",
         facts: tuple[Fact, ...] = (),
         is_listed: bool = True,
+        is_part: bool = False,
     ) -> Task:
         """Start *work* for the current principal; raise ServiceUnavailable if too many tasks run. Does not switch.
 
-        The other arguments are the fields of Task.
+        A part of a whole task (task_parts) does not count. The other arguments are the fields of Task.
         """
-        running = [task for task in self._kept.values() if task.is_running]
+        running = [] if is_part else [task for task in self._kept.values() if task.is_running]
         most = MAX_RUNNING if principal().is_admin else MAX_RUNNING - 1  # one is reserved for admins
         if len(running) >= most:
             raise ServiceUnavailable(
@@ -199,11 +213,22 @@ class Tasks:
         task.kind, task.details = kind, details
         task.back, task.verb, task.noun, task.facts = back, verb, noun, facts
         task.is_listed = is_listed
-        self._kept[task.id] = task
-        self._forget_old(endpoint)
+        kept = self._parts if is_part else self._kept
+        kept[task.id] = task
+        _forget_old(kept, endpoint)
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
         gevent.spawn(self._run, app, task, work)
         return task
+
+    def part(self, id: str) -> Task:
+        """Return the part *id* of a whole task; raise NotFound without it."""
+        if (task := self._parts.get(id)) is None:
+            raise NotFound("Its process has been restarted, or has dropped the task.")
+        return task
+
+    def drop_part(self, part: Task) -> None:
+        """Forget *part*, whose end has been reported."""
+        self._parts.pop(part.id, None)
 
     def has(self, id: str) -> bool:
         """Return whether the task *id* is still kept, and the current principal may see it."""
@@ -274,16 +299,17 @@ class Tasks:
             finally:
                 task.end(state, message, self._clock())
 
-    def _forget_old(self, endpoint: str) -> None:
-        """Remove the oldest ended tasks of one kind, the viewers' tasks first.
 
-        So neither searches nor viewers evict a dry run whose run an admin is about to start.
-        """
-        alike = [id for id, task in self._kept.items() if task.endpoint == endpoint]
-        ended = [id for id in alike if not self._kept[id].is_running]
-        ended.sort(key=lambda id: self._kept[id].who.is_admin)
-        for id in ended[: max(0, len(alike) - MAX_KEPT)]:
-            del self._kept[id]
+def _forget_old(kept: dict[str, Task], endpoint: str) -> None:
+    """Remove the oldest ended tasks of one kind from *kept*, the viewers' tasks first.
+
+    So neither searches nor viewers evict a dry run whose run an admin is about to start.
+    """
+    alike = [id for id, task in kept.items() if task.endpoint == endpoint]
+    ended = [id for id in alike if not kept[id].is_running]
+    ended.sort(key=lambda id: kept[id].who.is_admin)
+    for id in ended[: max(0, len(alike) - MAX_KEPT)]:
+        del kept[id]
 
 
 def _sees(who: Principal, task: Task) -> bool:

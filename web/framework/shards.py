@@ -71,6 +71,7 @@ class Shards:
 
     own     number of the shard of this process.
     others  numbers of the other shards.
+    all     numbers of all shards that the dashboard is about, ascending.
     enter   enters the request context of a question.
     """
 
@@ -85,6 +86,8 @@ class Shards:
         others = [shard for shard in range(ids.shards) if shard != ids.shard] if links is not None else []
         self.others: tuple[int, ...] = tuple(others)
         self.enter: Callable[[Facts], AbstractContextManager[None]]
+        self.all: tuple[int, ...] = tuple(sorted((ids.shard, *others)))
+        self._functions: dict[str, Callable[..., Any]] = {}
         self._ids: IdSequence = ids
         self._links: Links | None = links
         self.answer(PLACE, self.of_job)
@@ -149,6 +152,7 @@ class Shards:
 
     def answer(self, name: str, function: Callable[..., Any]) -> None:
         """Answer the question *name* of other shards with the result of *function*, which may switch."""
+        self._functions[name] = function
         if self._links is not None:
             self._links.handlers[f"web.{name}"] = lambda _, message: self._answer(function, message)
 
@@ -167,6 +171,13 @@ class Shards:
         """
         return self._ask(shard, name, context_facts(), arguments)
 
+    def ask_as(self, facts: Facts, shard: int, name: str, /, **arguments: Any) -> Any:
+        """Like `ask`, for the principal and the request of *facts*. *shard* may be the own one. Switches."""
+        if shard != self.own:
+            return self._ask(shard, name, facts, arguments)
+        with self.enter(facts):
+            return self._functions[name](**arguments)
+
     def _ask(self, shard: int, name: str, facts: Facts, arguments: Mapping[str, Any]) -> Any:
         answer = self.call(shard, f"web.{name}", Message(facts, encoded(arguments)), ASK_TIMEOUT)
         if (code := answer.value.get("code")) is not None:
@@ -181,14 +192,18 @@ class Shards:
         return self.ask_each(name, dict.fromkeys(self.others, arguments))
 
     def ask_each(self, name: str, arguments: Mapping[int, Mapping[str, Any]]) -> dict[int, Any]:
-        """Like `ask_others`, but ask the shards of *arguments*, each with its own."""
-        if not arguments:
-            return {}
-        facts = context_facts()
+        """Like `ask_others`, but ask the shards of *arguments*, each with its own.
+
+        The own shard may be among them. Its answer need not be plain JSON.
+        """
+        facts = context_facts() if any(shard != self.own for shard in arguments) else {}
         asking = {
-            shard: gevent.spawn(self._ask_if_reached, shard, name, facts, theirs) for shard, theirs in arguments.items()
+            shard: gevent.spawn(self._ask_if_reached, shard, name, facts, theirs)
+            for shard, theirs in arguments.items()
+            if shard != self.own
         }
-        answers = {shard: one.get() for shard, one in asking.items()}
+        answers = {self.own: self._functions[name](**arguments[self.own])} if self.own in arguments else {}
+        answers |= {shard: one.get() for shard, one in asking.items()}
         return {shard: answer for shard, answer in answers.items() if answer is not None}
 
     def _ask_if_reached(self, shard: int, name: str, facts: Facts, arguments: Mapping[str, Any]) -> Any:

@@ -6,26 +6,27 @@ The page shows each job in its current state, and omits jobs that no longer exis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from flask import Flask, Response, make_response, redirect, render_template, request, url_for
 
-from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.task_progress import live_state, progress_texts
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
-from greenstalk_server.web.features.search.suggestions import suggest
+from greenstalk_server.web.features.search.suggestions import Suggestions
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.sorting import Heads, order_args, read_order
 from greenstalk_server.web.live.hub import LiveHub, State
-from greenstalk_server.web.reads.jobs.job_list import JobColumn, job_heads, suggested_paths
+from greenstalk_server.web.reads.jobs.job_list import job_heads
 from greenstalk_server.web.reads.jobs.job_orders import BY_ID, ORDERS, order_text
 from greenstalk_server.web.reads.jobs.json_fields import Path, columns_text
-from greenstalk_server.web.reads.jobs.match_table import list_has_classes, match_rows, visible_columns
+from greenstalk_server.web.reads.jobs.match_table import MatchTable, visible_columns
 from greenstalk_server.web.reads.jobs.matching import read_columns, read_query
+from greenstalk_server.web.reads.jobs.places import Places
 from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, MAX_SEARCHED, QueryError, suggested_terms
 
 PAGE_SIZE: Final = 100
@@ -38,11 +39,14 @@ MAX_ID_DIGITS: Final = 20
 class SearchPages:
     """The page `/search`."""
 
-    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks, searches: Searches) -> None:
-        self._broker: Broker = broker
+    def __init__(
+        self, clock: Clock, tasks: Tasks, searches: Searches, table: MatchTable, suggestions: Suggestions
+    ) -> None:
         self._clock: Clock = clock
         self._tasks: Tasks = tasks
         self._searches: Searches = searches
+        self._table: MatchTable = table
+        self._suggestions: Suggestions = suggestions
 
     def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add the page to *app*, and register it with *live* for live updates."""
@@ -77,23 +81,22 @@ class SearchPages:
         return make_response(redirect(url_for("job", id=given) if is_id else url_for("search", q=given)))
 
     def suggest(self) -> dict[str, Any]:
-        """Serve `/suggest?q=&tube=`: suggestions for the last term of `q`, as JSON. May switch."""
-        begin, options = suggest(self._broker, request.args.get("q", "")[:MAX_LENGTH], request.args.get("tube", ""))
+        """Serve `/suggest?q=&tube=`: suggestions for the last term of `q`, as JSON. Switches."""
+        begin, options = self._suggestions.suggest(request.args.get("q", "")[:MAX_LENGTH], request.args.get("tube", ""))
         return {"begin": begin, "options": [option._asdict() for option in options]}
 
     def live(self, args: fields.Fields, now: int) -> State:
         """Return the live state of `/search?task=&from=&class=`: the page has the column of classes if `class` is 1."""
         task = self._tasks.find(args)
-        columns = visible_columns(args.get("class") == "1", read_columns(args))
-        return live_state(task, now) | {
-            "rows": {"matches": self._rows(task.subject_as(Search), _begin(args), now, columns)}
-        }
+        places = _page(task.subject_as(Search), _begin(args))
+        rows = self._table.rows(places, args.get("class") == "1", read_columns(args))
+        return live_state(task, now) | {"rows": {"matches": rows}}
 
     def _shown(self, task: Task, args: fields.Fields) -> dict[str, Any]:
         search, now, begin, paths = task.subject_as(Search), self._clock(), _begin(args), read_columns(args)
-        has_class = list_has_classes(self._broker, search.ids[begin : begin + PAGE_SIZE])
-        columns = visible_columns(has_class, paths)
-        rows = self._rows(search, begin, now, columns)
+        places = _page(search, begin)
+        has_class, suggested = self._table.contents(places)
+        columns, rows = visible_columns(has_class, paths), self._table.rows(places, has_class, paths)
         following = begin + PAGE_SIZE if begin + PAGE_SIZE < len(search.ids) else 0
         return {
             "q": str(search.query),
@@ -106,7 +109,7 @@ class SearchPages:
             "order": order_text(search.order),
             "rows": rows,
             "cols": columns_text(paths),
-            "paths": suggested_paths(self._broker, rows),
+            "paths": suggested,
             "begin": begin,
             "following": following,
             "found_at_most": MAX_MATCHES,
@@ -118,9 +121,6 @@ class SearchPages:
                 | ({"cols": columns_text(paths)} if paths else {})
             ),
         }
-
-    def _rows(self, search: Search, begin: int, now: int, columns: Iterable[JobColumn]) -> list[list[str]]:
-        return match_rows(self._broker, search.ids[begin : begin + PAGE_SIZE], now, columns)
 
 
 def _form(q: str, error: str) -> str:
@@ -145,3 +145,8 @@ def _urls(search: Search, paths: Iterable[Path]) -> Callable[[dict[str, str]], s
 
 def _begin(given: fields.Fields) -> int:
     return fields.number(given, "from", 0, MAX_MATCHES) if given.get("from") else 0
+
+
+def _page(search: Search, begin: int) -> Places:
+    """Return the matches of the page that begins with the match at the index *begin*."""
+    return dict(islice(search.places.items(), begin, begin + PAGE_SIZE))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from typing import Final, NamedTuple, TypeVar
 
 from greenstalk_server.core.broker import Broker
@@ -19,6 +19,7 @@ from greenstalk_server.core.tags.tags import TaggedJob, tags_of
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.reads.jobs.body_terms import BODY, CLASS, ERROR, FieldMatch
 from greenstalk_server.web.reads.jobs.frameworks import class_of
 from greenstalk_server.web.reads.jobs.job_errors import error_of
@@ -46,6 +47,9 @@ from greenstalk_server.web.reads.tubes import find_tubes
 
 MAX_OPTIONS: Final = 12
 """Maximum suggestions at once."""
+
+SUGGEST: Final = "suggest"
+"""Question to the other shards."""
 
 MAX_SAMPLE: Final = 60
 """Maximum jobs in a sample: about 5 ms of CPU time for usual bodies, in slices."""
@@ -92,29 +96,46 @@ class Option(NamedTuple):
     help: str
 
 
-class Suggestions(NamedTuple):
+class Suggested(NamedTuple):
     """The options for the term that begins at the index *begin* of the text."""
 
     begin: int
     options: list[Option]
 
 
-def suggest(broker: Broker, typed: str, tube_name: str) -> Suggestions:
-    """Return suggestions for the last term of *typed*, the text before the cursor. May switch.
+class Suggestions:
+    """Suggests terms from the jobs of all shards, or of the shard of a tube."""
 
-    *tube_name* is the tube whose jobs are filtered; empty for a search in all tubes.
-    """
-    begin = _last_term(typed)
-    minus = "-" if typed[begin:].startswith("-") else ""
-    name, colon, value = typed[begin + len(minus) :].partition(":")
-    tube = broker.tubes.get((tube_name or tube_in(typed[:begin])).encode(errors="replace"))
-    sample = _Sample(broker, tube if tube is not None and principal().sees(tube.name) else None)
-    if colon:
-        options = _values(broker, sample, name, value.lstrip("~").removeprefix('"').lower())
-    else:
-        options = _names(sample, name, is_of_tube=bool(tube_name))
-    found = [Option(f"{minus}{option.text}", option.help) for option in islice(options, MAX_OPTIONS)]
-    return Suggestions(begin, found)
+    def __init__(self, broker: Broker, shards: Shards) -> None:
+        self._broker: Broker = broker
+        self._shards: Shards = shards
+        shards.answer(SUGGEST, self._options_here)
+
+    def suggest(self, typed: str, tube_name: str) -> Suggested:
+        """Return suggestions for the last term of *typed*, the text before the cursor. Switches.
+
+        *tube_name* is the tube whose jobs are filtered; empty for a search in all tubes.
+        """
+        begin = _last_term(typed)
+        named = tube_name or tube_in(typed[:begin])
+        shards = (self._shards.of_tube(named.encode(errors="replace")),) if named else self._shards.all
+        asked = {"typed": typed[begin:], "named": named, "is_of_tube": bool(tube_name)}
+        answers = self._shards.ask_each(SUGGEST, dict.fromkeys(shards, asked))
+        by_rank = chain.from_iterable(zip_longest(*[answers[shard] for shard in sorted(answers)]))
+        found = dict.fromkeys(Option(*option) for option in by_rank if option is not None)
+        return Suggested(begin, list(found)[:MAX_OPTIONS])
+
+    def _options_here(self, typed: str, named: str, is_of_tube: bool) -> list[Option]:
+        """Return suggestions for the term *typed* from the tube *named*, or from all tubes. May switch."""
+        minus = "-" if typed.startswith("-") else ""
+        name, colon, value = typed[len(minus) :].partition(":")
+        tube = self._broker.tubes.get(named.encode(errors="replace"))
+        sample = _Sample(self._broker, tube if tube is not None and principal().sees(tube.name) else None)
+        if colon:
+            options = _values(self._broker, sample, name, value.lstrip("~").removeprefix('"').lower())
+        else:
+            options = _names(sample, name, is_of_tube=is_of_tube)
+        return [Option(f"{minus}{option.text}", option.help) for option in islice(options, MAX_OPTIONS)]
 
 
 def _last_term(typed: str) -> int:

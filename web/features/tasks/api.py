@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, Final
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.config.tables.roles import OPERATOR, VIEWER
-from greenstalk_server.core.broker import Broker
-from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.bulk import ACTIONS, MAX_TICKED, ActionName, Bulk, Change, Plan
 from greenstalk_server.web.changes.task_model import BUSY, Task, TaskId, started_task, task_model
 from greenstalk_server.web.changes.tasks import Task as RunningTask
 from greenstalk_server.web.changes.tasks import Tasks as TaskManager
 from greenstalk_server.web.changes.tube_changes import TubeChanges, TubePlan
+from greenstalk_server.web.features.jobs.api.found_jobs import FoundJobs, Shown
 from greenstalk_server.web.features.jobs.api.jobs import (
     HIDDEN,
     JobList,
     JobSelectionRequest,
     SortedJobsRequest,
-    job_rows,
     parse_order,
     parse_selector,
 )
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
 from greenstalk_server.web.features.tasks.listed import ListedTasks
-from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
@@ -37,8 +35,8 @@ from greenstalk_server.web.framework.api.values import (
     ResponseModel,
     TubeName,
 )
-from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies
 from greenstalk_server.web.reads.jobs.job_orders import BY_ID
+from greenstalk_server.web.reads.jobs.query import Query
 
 MIN_RATE: Final = 0.001
 MAX_RATE: Final = 1_000_000.0
@@ -124,21 +122,19 @@ class TasksEndpoints:
 
     def __init__(
         self,
-        broker: Broker,
-        clock: Clock,
         tasks: TaskManager,
         searches: Searches,
         bulk: Bulk,
         tube_changes: TubeChanges,
         listed: ListedTasks,
+        found: FoundJobs,
     ) -> None:
-        self._broker: Broker = broker
-        self._clock: Clock = clock
         self._tasks: TaskManager = tasks
         self._searches: Searches = searches
         self._bulk: Bulk = bulk
         self._tube_changes: TubeChanges = tube_changes
         self._listed: ListedTasks = listed
+        self._found: FoundJobs = found
 
     @endpoint("POST", "/searches", role=VIEWER, status=202, errors=HIDDEN | BUSY)
     def search_jobs(self, body: SearchJobsRequest) -> Task:
@@ -220,16 +216,10 @@ class TasksEndpoints:
     def list_found(self, task: TaskId, query: ListFoundJobsRequest) -> JobList:
         """List the jobs that a search has found so far, as they are now. Deleted jobs are left out."""
         found = self._find(task)
-        ids, now, sees = found.subject_as(Search).ids, self._clock(), principal().sees
-        rows = job_rows(query.limit, now, has_bodies=query.bodies)
-        at = _at(query, found)
-        for _, job, body in iter_with_bodies(self._broker, ids[at:], rows.wants_body, rows.yield_if_due):
-            if rows.is_full:
-                break
-            at += 1
-            if job is not None and sees(job.tube.name):
-                rows.add(job, body)
-        return JobList(jobs=rows.rows, next_cursor=dump(_FoundPosition(found.id, at)) if at < len(ids) else None)
+        places, at = found.subject_as(Search).places, _at(query, found)
+        page = self._found.page(dict(islice(places.items(), at, at + query.limit)), Shown(query.bodies), Query())
+        at += page.looked_at
+        return JobList(jobs=page.jobs, next_cursor=dump(_FoundPosition(found.id, at)) if at < len(places) else None)
 
     def _find(self, id: str) -> RunningTask:
         return self._tasks.find({"task": id})

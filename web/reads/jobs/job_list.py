@@ -330,17 +330,17 @@ def field_cell(job: Job, path: Path) -> str:
     return text.NONE if found is None else text.spelled(found)
 
 
-def suggested_paths(broker: Broker, rows: Iterable[list[str]]) -> list[str]:
-    """Return paths of the fields in the bodies of the first jobs in *rows*; none if the principal may not see bodies.
+def suggested_paths(broker: Broker, ids: Iterable[int]) -> list[str]:
+    """Return paths of the fields in the bodies of the first jobs *ids*; none if the principal may not see bodies.
 
     May switch.
     """
     pace, found = Pace(), dict[str, None]()
     if not principal().sees_bodies:
         return []
-    for row in islice(rows, SUGGESTED_FROM):
+    for id in islice(ids, SUGGESTED_FROM):
         pace.yield_if_due()
-        job = broker.jobs.get(int(row[0]))
+        job = broker.jobs.get(id)
         if job is not None and job.body is not None:
             found.update(dict.fromkeys(field_paths(parse_body(job.body))))
     return list(found)[:MAX_SUGGESTED]

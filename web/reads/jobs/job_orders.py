@@ -7,8 +7,9 @@ only if one of them does, and a cursor stays valid. Pure.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from typing import Final, Literal, TypeAlias
 
 from greenstalk_server.core.job_attributes import DeadLetter
@@ -169,3 +170,9 @@ def job_key(order: Order) -> Callable[[Job], SortKey]:
 def sorted_jobs(jobs: Iterable[Job], order: Order) -> list[Job]:
     """Return *jobs* in *order*."""
     return sorted(jobs, key=job_key(order), reverse=order.is_descending)
+
+
+def merged_keys(keys: Mapping[int, Sequence[SortKey]], order: Order) -> Iterator[tuple[Rank, int, int]]:
+    """Yield the sort keys of several shards in *order*, each with its shard: rank, id, shard."""
+    several = [[(rank, id, shard) for rank, id in theirs] for shard, theirs in keys.items()]
+    return merge(*several, reverse=order.is_descending)

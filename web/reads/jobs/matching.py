@@ -75,7 +75,6 @@ class JobMatcher:
         who: Principal | None = None,
     ) -> None:
         self._broker: Broker = broker
-        self._is_one_of_many: bool = broker.ids.shards > 1 and not query.tube
         self._at: int = at
         self._yield_if_due: Callable[[], None] = yield_if_due
         self._is_match: Test = _seen_only(query.test(), who or principal())
@@ -104,9 +103,6 @@ class JobMatcher:
     def warning(self) -> str:
         """A warning about the jobs that could not be searched, or not completely; empty if there are none."""
         warnings = [partial_warning(self._partial)] if self._partial else []
-        if self._is_one_of_many:
-            shard = self._broker.ids.shard
-            warnings.append(f"Only jobs of shard {shard} were looked at. Name a tube, tube:NAME, to look at its shard.")
         if self._lost:
             jobs = text.counted(self._lost, "job")
             warnings.append(f"{jobs} could not be searched: the journal cannot read their bodies back from the disk.")

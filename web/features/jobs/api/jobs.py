@@ -18,25 +18,23 @@ from greenstalk_server.core.jobs.job import Job as CoreJob
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import Added, Changes, Operations, Put, to_nanoseconds
 from greenstalk_server.web.changes.saved_changes import Recording
+from greenstalk_server.web.features.jobs.api.found_jobs import FoundJobs, Shown
 from greenstalk_server.web.features.jobs.api.job_bodies import body_in
 from greenstalk_server.web.features.jobs.api.job_fields import FieldPaths, parse_fields
 from greenstalk_server.web.features.jobs.api.job_tags import TagsRequest, tags_in
 from greenstalk_server.web.features.jobs.api.listing import (
-    JobPage,
     Position,
     SortedPosition,
     begin,
-    fill,
-    fill_sorted,
     refuse_other,
+    refuse_other_sorted,
 )
-from greenstalk_server.web.features.jobs.export import Exports, body_file, field_texts
+from greenstalk_server.web.features.jobs.export import Exports, body_file
 from greenstalk_server.web.features.jobs.jobs import (
     STATES,
     Encoding,
     Job,
     JobWithEvents,
-    job_model,
     job_with_events,
     shows_body,
 )
@@ -66,7 +64,6 @@ from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.bodies import load_bodies, load_job_with_body
 from greenstalk_server.web.reads.jobs.job_orders import OrderName
-from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, Query, QueryError
 from greenstalk_server.web.reads.lookup import find_job
@@ -215,6 +212,7 @@ class JobsEndpoints:
         commit: Callable[[], bool],
         operations: Operations,
         exports: Exports,
+        found: FoundJobs,
         shards: Shards,
     ) -> None:
         self._broker: Broker = broker
@@ -222,6 +220,7 @@ class JobsEndpoints:
         self._commit: Callable[[], bool] = commit
         self._operations: Operations = operations
         self._exports: Exports = exports
+        self._found: FoundJobs = found
         self._lists: BoundedSemaphore = BoundedSemaphore(MAX_LISTS)
         self._shards: Shards = shards
         shards.answer(PUT, self._put_for_another)
@@ -240,22 +239,22 @@ class JobsEndpoints:
         The list is complete only when `next_cursor` is null. A job that does not change appears exactly once, whatever
         happens to other jobs in the meantime.
         """
-        wanted = parse_selector(query)
-        now = self._clock()
-        rows = job_rows(query.limit, now, has_bodies=query.bodies, paths=parse_fields(query.fields))
-        order = parse_order(query)
+        wanted, order = parse_selector(query), parse_order(query)
+        shown = Shown(query.bodies, parse_fields(query.fields))
         following: Position | SortedPosition | None
         if order is None:
             position = load(query.cursor, Position) if query.cursor is not UNSET else begin(wanted)
             refuse_other(position, wanted)
             with self._turn():
-                following = fill(self._broker, wanted, position, now, rows)
+                jobs, following, warning = self._found.list_by_id(wanted, position, query.limit, shown)
         else:
             after = load(query.cursor, SortedPosition) if query.cursor is not UNSET else None
+            if after is not None:
+                refuse_other_sorted(after, wanted, order)
             with self._turn():
-                following = fill_sorted(self._broker, wanted, order, after, now, rows)
+                jobs, following, warning = self._found.list_sorted(wanted, order, after, query.limit, shown)
         next_cursor = dump(following) if following is not None else None
-        return JobList(jobs=rows.rows, next_cursor=next_cursor, warning=rows.warning or UNSET)
+        return JobList(jobs=jobs, next_cursor=next_cursor, warning=warning or UNSET)
 
     @endpoint(
         "GET",
@@ -535,22 +534,3 @@ def parse_order(selector: SortedJobsRequest) -> Order | None:
             refuse("desc", "needs “sort”")
         return None
     return Order(selector.sort, selector.desc)
-
-
-def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] = ()) -> JobPage[Job]:
-    """Return an empty page for up to *limit* jobs.
-
-    If *has_bodies*, its rows will include the visible bodies. *paths* names the fields of bodies to include.
-    """
-
-    def make_row(job: CoreJob, body: bytes | None) -> tuple[Job, int]:
-        shown = body if has_bodies and shows_body(job) else None
-        row = job_model(job, now, shown)
-        if paths:
-            row.fields = field_texts(body, paths)
-        return row, 0 if shown is None else len(shown)
-
-    def wants_body(job: CoreJob) -> bool:
-        return (has_bodies and shows_body(job)) or (bool(paths) and job.size <= MAX_PARSED)
-
-    return JobPage(limit, make_row, wants_body)

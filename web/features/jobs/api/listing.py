@@ -16,7 +16,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from itertools import islice
 from math import inf
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -29,7 +29,7 @@ from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, count_jobs, jobs_in_order, sort_key
-from greenstalk_server.web.reads.jobs.job_orders import BY_ID, TEXT_ORDERS, FirstJobs
+from greenstalk_server.web.reads.jobs.job_orders import BY_ID, TEXT_ORDERS, FirstJobs, Rank, SortKey
 from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS, JobMatcher, candidate_ids
 from greenstalk_server.web.reads.jobs.query import Query
 
@@ -73,24 +73,30 @@ class JobPage(Generic[Row]):
 
     limit           maximum number of rows.
     make_row        returns the row of a job and its body, and the size in bytes of the body in that row.
+    max_bytes       sum of these sizes at which the page is full.
     wants_body      whether the row of a job needs its body.
     warning         says which jobs could not be searched completely; empty if there are none.
     """
 
     def __init__(
-        self, limit: int, make_row: Callable[[Job, bytes | None], tuple[Row, int]], wants_body: Callable[[Job], bool]
+        self,
+        limit: int,
+        make_row: Callable[[Job, bytes | None], tuple[Row, int]],
+        wants_body: Callable[[Job], bool],
+        max_bytes: int = PAGE_BYTES,
     ) -> None:
         self.wants_body: Callable[[Job], bool] = wants_body
         self.rows: list[Row] = []
         self.warning: str = ""
         self.limit: int = limit
         self._bytes: int = 0
+        self._max_bytes: int = max_bytes
         self._make_row: Callable[[Job, bytes | None], tuple[Row, int]] = make_row
         self._pace: Pace = Pace()
 
     @property
     def is_full(self) -> bool:
-        return len(self.rows) >= self.limit or self._bytes >= PAGE_BYTES
+        return len(self.rows) >= self.limit or self._bytes >= self._max_bytes
 
     def add(self, job: Job, body: bytes | None) -> None:
         """Add *job* as it is now. *body* is None if it is not wanted, or lost."""
@@ -126,29 +132,61 @@ def fill_sorted(
     broker: Broker, query: Query, order: Order, position: SortedPosition | None, now: int, rows: JobPage[Row]
 ) -> SortedPosition | None:
     """Fill *rows* in *order*, after *position*; return the next position, or None at the end. May switch."""
-    digest = _digest(query, order)
-    if position is not None and (
-        position.query_digest != digest or isinstance(position.rank, str) != (order.key in TEXT_ORDERS)
-    ):
-        refuse("cursor", OTHER_LIST)
-    most, ids = candidate_ids(broker, query)
-    if most > MAX_SORTED:
-        refuse("sort", f"needs a list of at most {MAX_SORTED:,} jobs; for a longer one, start a search: POST /searches")
-    first = FirstJobs(order, rows.limit + 1, None if position is None else (position.rank, position.id))
-    matcher = JobMatcher(broker, query, now, rows.yield_if_due)
-    for _, job, _ in matcher.match(ids):
-        if job is not None:
-            first.add(job)
-    rows.warning = matcher.warning
+    after = None if position is None else (position.rank, position.id)
+    first = first_keys(broker, query, order, after, now, rows.limit + 1)
+    refuse_long(first.most)
+    rows.warning = first.warning
     keys = {id: rank for rank, id in first.keys}
     last = position
     for id, job, body in JobMatcher(broker, query, now, rows.yield_if_due, rows.wants_body).match(keys):
         if rows.is_full:
             return last
-        last = SortedPosition(query_digest=digest, rank=keys[id], id=id)
+        last = sorted_position(query, order, keys[id], id)
         if job is not None:
             rows.add(job, body)
-    return last if first.is_full else None
+    return last if len(keys) > rows.limit else None
+
+
+class FirstKeys(NamedTuple):
+    """The sort keys of the first matches in an order; none if there are more than MAX_SORTED candidates.
+
+    most        number of the candidates.
+    warning     says which jobs could not be searched completely; empty if there are none.
+    """
+
+    keys: list[SortKey]
+    most: int
+    warning: str = ""
+
+
+def first_keys(broker: Broker, query: Query, order: Order, after: SortKey | None, now: int, limit: int) -> FirstKeys:
+    """Return the first *limit* matches of *query* after the sort key *after*. May switch."""
+    most, ids = candidate_ids(broker, query)
+    if most > MAX_SORTED:
+        return FirstKeys([], most)
+    first, pace = FirstJobs(order, limit, after), Pace()
+    matcher = JobMatcher(broker, query, now, pace.yield_if_due)
+    for _, job, _ in matcher.match(ids):
+        if job is not None:
+            first.add(job)
+    return FirstKeys(first.keys, most, matcher.warning)
+
+
+def refuse_long(most: int) -> None:
+    """Refuse to sort a list of *most* candidates if that is more than MAX_SORTED."""
+    if most > MAX_SORTED:
+        refuse("sort", f"needs a list of at most {MAX_SORTED:,} jobs; for a longer one, start a search: POST /searches")
+
+
+def sorted_position(query: Query, order: Order, rank: Rank, id: int) -> SortedPosition:
+    """Return the position after the job *id* in the list of *query* in *order*."""
+    return SortedPosition(query_digest=_digest(query, order), rank=rank, id=id)
+
+
+def refuse_other_sorted(position: SortedPosition, query: Query, order: Order) -> None:
+    """Refuse the request if *position* does not belong to the list of *query* in *order*."""
+    if position.query_digest != _digest(query, order) or isinstance(position.rank, str) != (order.key in TEXT_ORDERS):
+        refuse("cursor", OTHER_LIST)
 
 
 def _in_order(broker: Broker, tube: Tube, query: Query, position: Position, rows: JobPage[Row]) -> Position | None:

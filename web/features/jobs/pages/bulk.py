@@ -11,16 +11,14 @@ from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.roles import OPERATOR
-from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import MAX_ID
 from greenstalk_server.core.tube_names import is_tube_name
-from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.bulk import ACTIONS, MAX_TICKED, MIN_RATE, Bulk, Change, Plan
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.reads.jobs.match_table import list_has_classes, match_rows, visible_columns
+from greenstalk_server.web.reads.jobs.match_table import MatchTable, visible_columns
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import QueryError
 
@@ -30,11 +28,10 @@ _DECIMAL: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?")
 class BulkPages:
     """The pages `/bulk`, and the forms that lead to them."""
 
-    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks, bulk: Bulk) -> None:
-        self._broker: Broker = broker
-        self._clock: Clock = clock
+    def __init__(self, tasks: Tasks, bulk: Bulk, table: MatchTable) -> None:
         self._tasks: Tasks = tasks
         self._bulk: Bulk = bulk
+        self._table: MatchTable = table
 
     def init_app(self, app: Flask) -> None:
         """Add the pages and forms to *app*."""
@@ -67,15 +64,15 @@ class BulkPages:
     def _confirmation(self, task: Task, refusal: str = "") -> str:
         """Return the page of the dry run *task*; *refusal* is the reason if its form was refused."""
         plan = task.subject_as(Plan)
-        columns = visible_columns(list_has_classes(self._broker, plan.sample))
+        has_class, _ = self._table.contents(plan.sample)
         return render_template(
             "bulk.html",
             task=task,
             plan=plan,
             back=self._bulk.back(plan),
             promise=self._bulk.promise(plan),
-            columns=columns,
-            rows=match_rows(self._broker, plan.sample, self._clock(), columns),
+            columns=visible_columns(has_class),
+            rows=self._table.rows(plan.sample, has_class),
             refusal=refusal,
             typed=request.form.get("confirm", ""),
             is_forced=request.form.get("force") == "1",

@@ -312,7 +312,7 @@ class Views:
             "list_here": f"{here}&{urlencode({'state': STATE_NAMES[state]} | listed['order_args'])}",
             "span": args.get("span", ""),
             **listed,
-            "paths": lambda: suggested_paths(self._broker, listed["jobs"].rows),
+            "paths": lambda: suggested_paths(self._broker, (int(row[0]) for row in listed["jobs"].rows)),
             "live_args": urlencode(
                 {"tube": tube.name, "state": STATE_NAMES[state], "columns": " ".join(groups)}
                 | _kept(args, "after", "q", "span", "from")
