@@ -11,7 +11,6 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import putting
-from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard
 from greenstalk_server.web.auth import home_sessions
 from greenstalk_server.web.changes.tasks import DONE, FAILED, Task
 from tests.net.in_process import wait_until
@@ -20,6 +19,7 @@ from tests.support.daemon import TIMEOUT
 from tests.support.shards import tube_on
 
 from .forms import SAME_ORIGIN
+from .linked import dashboard_of
 from .test_signin import ADMIN, sign_in
 
 TUBE: Final = tube_on(1).decode()
@@ -31,16 +31,10 @@ class Site:
 
     def __init__(self, processes: list[Process]) -> None:
         self.processes = processes
-        self.home, self.owner = [self._dashboard(process) for process in processes]
+        self.home, self.owner = [dashboard_of(process, password=ADMIN) for process in processes]
         self.user: FlaskClient = self.home.app.test_client()
         for _ in range(JOBS):
             assert putting.put_into(processes[1].broker, TUBE.encode(), 0, 0, 60 * SECOND, b"x", 0) > 0
-
-    def _dashboard(self, process: Process) -> Dashboard:
-        options = WebOptions(password=ADMIN)
-        dashboard = create_dashboard(process.broker, process.links.clock, options, links=process.links)
-        dashboard.restore()
-        return dashboard
 
     def post(self, path: str, **form: str) -> str:
         """Submit a form; return the task in the address to which the response redirects."""

@@ -8,7 +8,7 @@ the entries of workers would evict the entries of operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Annotated, Any, Final
 
@@ -71,7 +71,8 @@ NewPri = Annotated[Pri | None, Meta(description="The new priority; null keeps th
 
 
 RESERVE: Final = "leases.reserve"
-RELEASE: Final = "leases.release"
+CONFIRM: Final = "leases.confirm"
+UNDO: Final = "leases.undo"
 DELETE: Final = "leases.delete"
 """Questions to the other shards."""
 
@@ -197,7 +198,8 @@ class LeasesEndpoints:
         self._commit: Callable[[], bool] = commit
         self._shards: Shards = shards
         shards.answer(RESERVE, self._reserve_for_another)
-        shards.answer(RELEASE, self._release_all)
+        shards.answer(CONFIRM, leases.confirm)
+        shards.answer(UNDO, leases.undo)
         shards.answer(DELETE, self._delete_here)
 
     @endpoint("POST", "/reserve", role=OPERATOR, errors=REFUSED)
@@ -245,30 +247,37 @@ class LeasesEndpoints:
         """Reserve jobs of *shard*; return none if *peer* is gone. Switches."""
         if shard == self._shards.own:
             return self._reserve_here(body, peer)
-        jobs = convert(self._shards.ask(shard, RESERVE, body=body), list[LeasedJob])
+        number, answer = self._shards.ask(shard, RESERVE, body=body)
+        jobs = convert(answer, list[LeasedJob])
         if jobs and peer.is_gone:
-            self._shards.ask(shard, RELEASE, tokens=[job.token for job in jobs])
+            self._shards.ask(shard, UNDO, number=number)
             return []
-        return jobs
+        return jobs if jobs and self._shards.ask(shard, CONFIRM, number=number) else []
 
-    def _reserve_for_another(self, body: Any) -> list[LeasedJob]:
-        """Reserve jobs of this shard for a request to the home process, which cannot see when its client leaves."""
-        return self._reserve_here(convert(body, ReserveJobsRequest), Peer(None))
+    def _reserve_for_another(self, body: Any) -> tuple[int, list[LeasedJob]]:
+        """Reserve jobs of this shard for a request to the home process, which sees when its client leaves.
 
-    def _release_all(self, tokens: list[str]) -> None:
-        """Release jobs that were reserved for a client that has left."""
-        for token in tokens:
-            with suppress(NoLease):
-                self._leases.release(token, None, 0)
+        Return the number of the reserve too: it is undone unless the home process confirms that it has the jobs.
+        """
+        leases = self._reserve(convert(body, ReserveJobsRequest), Peer(None), must_confirm=True)
+        return (leases[0].number if leases else 0), self._leased_jobs(leases)
 
     def _reserve_here(self, body: ReserveJobsRequest, peer: Peer) -> list[LeasedJob]:
         """Reserve jobs of this shard. Switches."""
+        return self._leased_jobs(self._reserve(body, peer, must_confirm=False))
+
+    def _reserve(self, body: ReserveJobsRequest, peer: Peer, *, must_confirm: bool) -> list[Lease]:
         tubes = tuple(dict.fromkeys(name.encode() for name in body.tubes))
-        reserve = ReserveRequest(tubes, body.count, to_nanoseconds(body.wait), body.worker, principal().address)
+        wait, address = to_nanoseconds(body.wait), principal().address
         try:
-            leases = self._leases.reserve(reserve, peer)
+            return self._leases.reserve(
+                ReserveRequest(tubes, body.count, wait, body.worker, address, must_confirm), peer
+            )
         except ReserveRefused as refusal:
             raise ServiceUnavailable(str(refusal), retry_after=RETRY_AFTER) from refusal
+
+    def _leased_jobs(self, leases: list[Lease]) -> list[LeasedJob]:
+        """Return *leases* as the API shows them. May switch."""
         pace, jobs = Pace(), []
         for lease in leases:
             jobs.append(_leased(lease, self._clock()))

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 from gevent import get_hub
 from gevent.event import Event
@@ -47,6 +47,9 @@ from greenstalk_server.web.reads.jobs.bodies import load_bodies
 
 MAX_BYTES: Final = 1024 * 1024
 """Bytes of bodies after which a reserve takes no further job. A single body may be larger."""
+
+CONFIRM_TIMEOUT: Final = 10.0
+"""Seconds after which a lease that its caller has not confirmed ends."""
 
 MAX_WAITING: Final = 1000
 """Reserves in progress. Most of them wait for a job."""
@@ -86,6 +89,7 @@ class ReserveRequest:
     count           the maximum number of jobs to reserve.
     wait            nanoseconds to wait for the first job.
     worker, address name and address of the worker, for operators; the name may be empty.
+    must_confirm    the caller, another process, calls `confirm` when it has received the leases.
     """
 
     tubes: tuple[bytes, ...]
@@ -93,15 +97,17 @@ class ReserveRequest:
     wait: int
     worker: str
     address: str
+    must_confirm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A reserved job, its body, and the token of the reservation."""
+    """A reserved job, its body, and the token of the reservation; *number* is that of the reserve, for `confirm`."""
 
     job: Job
     body: bytes
     token: str = field(repr=False)
+    number: int = 0
 
 
 class Leases:
@@ -118,6 +124,7 @@ class Leases:
         self._clients: dict[int, Client] = {}
         self._waiting: set[int] = set()
         self._emptied: list[int] = []
+        self._unconfirmed: dict[int, Any] = {}  # timers, by the number of the client
         self._is_stopped: bool = False
 
     def reserve(self, request: ReserveRequest, peer: Peer) -> list[Lease]:
@@ -149,7 +156,27 @@ class Leases:
                 self._end(client.number)
         if self._is_stopped:
             raise ReserveRefused("The server is stopping.")
-        return [Lease(job, bodies[id], self._tokens.make(job)) for id, job in client.reserved.items()]
+        if request.must_confirm and client.reserved:
+            timer = self._unconfirmed[client.number] = get_hub().loop.timer(CONFIRM_TIMEOUT)
+            timer.start(self.undo, client.number)
+        return [Lease(job, bodies[id], self._tokens.make(job), client.number) for id, job in client.reserved.items()]
+
+    def confirm(self, number: int) -> bool:
+        """Note that the caller has the leases of the reserve *number*; return False if they have ended.
+
+        Without this, a reserve with `must_confirm` is undone after CONFIRM_TIMEOUT. Does not switch.
+        """
+        return self._end_timer(number)
+
+    def undo(self, number: int) -> None:
+        """Undo the reserve *number*, unless it is confirmed: nobody has the leases. Does not switch.
+
+        The jobs become ready. The reservations do not count, so later ones may have the same tokens.
+        """
+        if number in self._unconfirmed:
+            for job in self._clients[number].reserved.values():
+                job.reserves -= 1
+            self._end(number)
 
     def job(self, token: str) -> Job:
         """Return the job reserved by *token*; raise NoLease if the lease does not exist or has ended."""
@@ -311,9 +338,19 @@ class Leases:
 
     def _end(self, number: int) -> None:
         """Disconnect client *number*, if it still exists. The jobs that it holds become ready."""
+        self._end_timer(number)
         client = self._clients.pop(number, None)
         if client is not None:
             connecting.disconnect(self._broker, client, self._clock())
+
+    def _end_timer(self, number: int) -> bool:
+        """Confirm the reserve *number*; return False if it need not be confirmed, or has ended."""
+        timer = self._unconfirmed.pop(number, None)
+        if timer is None:
+            return False
+        timer.stop()
+        timer.close()
+        return True
 
     def _hang_up(self, number: int) -> None:
         """End client *number*, its wait and its leases. Does not switch."""
