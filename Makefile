@@ -13,8 +13,8 @@ ON_PURE := $(shell grep -rlE --include='test_*.py' 'mark[.](pure|each_build)' te
 # Tests without servers and other programs, which take 100 s of CPU.
 QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard tests/journal/test_*.py)) \
   tests/ctl/test_units.py tests/ctl/test_docs.py tests/config/test_command_line.py tests/config/test_config_file.py
-# Processes of pytest: two more than CI has CPUs, because tests wait for 40 % of their time.
-WORKERS := 4
+# Processes of pytest: three more than CI has CPUs, because tests wait for 40 % of their time.
+WORKERS := 5
 # The server that the benchmark measures, pure and compiled.
 SERVER := $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} {web}
 # Compile the core unless that has been done for these sources.
