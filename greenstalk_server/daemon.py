@@ -93,6 +93,7 @@ from greenstalk_server.runtime.threads import run_in_thread
 
 if TYPE_CHECKING:
     from greenstalk_server.cluster.membership import Membership
+    from greenstalk_server.journal.postgresql.dashboard import DashboardRows
     from greenstalk_server.journal.postgresql.lease import LeaderLease
     from greenstalk_server.journal.postgresql.rows import Rows
     from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
@@ -238,7 +239,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     make_queue = partial(_SharedQueue, options, resources.dashboard_factory, policy_file, lease)
     candidate = leadership.Candidate(lease, make_queue, options.strict_recovery)
     lifetime = leadership.ProcessLifetime(candidate)
-    web_server = _standby_web_server(resources, policy_file, candidate.status)
+    web_server = _standby_web_server(options, resources, policy_file, candidate.status)
     _handle_signals(lifetime.drain, lifetime.request_exit, options, resources, policy_file)
     _announce(options, resources)
     notify_manager(READY, environ)
@@ -282,14 +283,14 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     )
     membership = Membership(members, lease.holder_id.hex)
     policy_file = _PolicyFile(options)
-    links: Links
+    links: Links | None = None
 
     def make_queue(rows: Rows, clock: Clock) -> _SharedQueue:
         return _SharedQueue(options, resources.dashboard_factory, policy_file, lease, rows, clock, links)
 
     candidate = leadership.Candidate(lease, make_queue, options.strict_recovery, membership)
     lifetime = leadership.ProcessLifetime(candidate)
-    web_server = _standby_web_server(resources, policy_file, candidate.status)
+    web_server = _standby_web_server(options, resources, policy_file, candidate.status, lambda: links)
     _handle_signals(lifetime.drain, lifetime.request_exit, options, resources, policy_file)
     _announce(options, resources)
     notify_manager(READY, environ)
@@ -354,14 +355,21 @@ def _front_server(
 
 
 def _standby_web_server(
-    resources: _Resources, policy_file: _PolicyFile, status: Callable[[], ClusterStatus]
+    options: Options,
+    resources: _Resources,
+    policy_file: _PolicyFile,
+    status: Callable[[], ClusterStatus],
+    links: Callable[[], Links | None] = lambda: None,
 ) -> WebServer | None:
-    """Return the started web server of a standby with *status*; None if there is no dashboard."""
+    """Return the started web server of a standby with *status*; None if there is no dashboard.
+
+    *links* returns the links to the owners of the shards; None before there are any.
+    """
     factory = resources.dashboard_factory
     if factory is None:
         return None
     factory.settings = lambda: policy_file.settings
-    app = factory.create_standby_app(status, os.uname().nodename, steady_clock())
+    app = factory.create_standby_app(status, os.uname().nodename, steady_clock(), links, options.max_job_size)
     web_server = factory.create_server(app, DescriptorBudget(resources.max_files, LimitCounters()))
     web_server.start()
     return web_server
@@ -520,6 +528,7 @@ class _SharedQueue:
         policy_file.apply_to(self.broker, clock)
         self.committer: Committer = Committer(self.journal)
         self.dashboard: Dashboard | None = None
+        self._dashboard_rows: DashboardRows | None = None
         self._lease: LeaderLease = lease
         self._factory: DashboardFactory | None = factory
         self._clock: Clock = clock
@@ -530,10 +539,16 @@ class _SharedQueue:
         if self.dashboard is None and self._factory is not None:
             from greenstalk_server.journal.postgresql.dashboard import DashboardRows  # noqa: PLC0415  optional dependency
 
-            rows = DashboardRows(self._lease)
+            self._dashboard_rows = rows = DashboardRows(self._lease)
             self.dashboard = self._factory.start_dashboard(
                 self.broker, self._clock, self.committer, status, rows, self._links
             )
+
+    def discard(self) -> None:
+        if self.dashboard is not None and self._dashboard_rows is not None:
+            self.dashboard.discard()
+            self._dashboard_rows.close()
+            self.dashboard = None
 
 
 def _handle_signals(

@@ -148,6 +148,7 @@ class Dashboard:
     alerts: Alerts
     attention: ConditionMonitor
     audit: Audit
+    forwarding: Forwarding
     history: History
     leases: Leases
     live: LiveHub
@@ -178,10 +179,18 @@ class Dashboard:
         self.alerts.stop()
         self.leases.stop()
 
+    def discard(self) -> None:
+        """End the services of a dashboard that is not served, and that another one replaces. Switches."""
+        self.stop()
+        self.history.stop()
+        self.attention.stop()
+        self.worker_rates.stop()
+
     def restore(self) -> None:
-        """Read the data of the previous run, or of the former leader. Switches."""
+        """Read the data of the previous run, or of the former leader; then serve other processes. Switches."""
         self.store.restore()
         self.saved_changes.load()
+        self.forwarding.is_open = True
 
     def flush(self) -> None:
         """Write the changes that are not saved yet. Switches."""
@@ -216,7 +225,7 @@ def create_dashboard(
     store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory, broker)
     audit = Audit(clock, store, shards)
     guard = Guard(options, broker.facts.hostname, clock, audit, store, has_login=True, shards=shards)
-    forwarding = Forwarding(app, guard, shards, max_request_size(broker), tube_in, job_of_token)
+    forwarding = Forwarding(app, guard, shards, max_request_size(broker.max_job_size), tube_in, job_of_token)
     forwarding.init_front()
     guard.init_app(app)
     forwarding.init_app()
@@ -369,6 +378,7 @@ def create_dashboard(
         alerts=alerts,
         attention=attention,
         audit=audit,
+        forwarding=forwarding,
         history=history,
         leases=leases,
         live=live,

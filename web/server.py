@@ -116,9 +116,16 @@ class DashboardFactory:
         dashboard.start()
         return dashboard
 
-    def create_standby_app(self, role: Callable[[], ClusterStatus], hostname: str, clock: Clock) -> Flask:
-        """Return the app that shows a standby's role and lag."""
-        return create_standby_app(role, hostname, clock, self._options)
+    def create_standby_app(
+        self,
+        role: Callable[[], ClusterStatus],
+        hostname: str,
+        clock: Clock,
+        links: Callable[[], Links | None],
+        max_job_size: int,
+    ) -> Flask:
+        """Return the app that a standby serves: see web.standby."""
+        return create_standby_app(role, hostname, clock, self._options, links, max_job_size)
 
     @property
     def listens(self) -> bool:

@@ -1,20 +1,29 @@
-"""The app of a standby: a page and metrics about its role and lag, and 503 for everything else."""
+"""The app of a standby: a page and metrics about its role and lag, and 503 for everything else.
+
+A standby that serves clients, as one of a cluster, passes on the requests to the home process, if it has a link to it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
-from flask import Flask, Response, make_response, render_template
+from flask import Flask, Response, make_response, render_template, request
+from werkzeug.exceptions import ServiceUnavailable
 
-from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.cluster.status import HOME, ClusterStatus
 from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.auth.forwarding import OF_PROCESS, Sender
 from greenstalk_server.web.auth.guard import Guard, Guarded
-from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
+from greenstalk_server.web.auth.proxies import IS_OUTSIDE, Prefix, TrustedProxies
 from greenstalk_server.web.features.metrics.exporter import exposition, role_metrics
+from greenstalk_server.web.framework.api.router import max_request_size
 from greenstalk_server.web.framework.assets import static_folder, template_folder
 from greenstalk_server.web.framework.page_template import PageTemplate
 from greenstalk_server.web.framework.rights import open_to
+from greenstalk_server.web.framework.shards import Links, call
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.sqlite import SqliteRows
@@ -24,9 +33,24 @@ RETRY_AFTER = 2
 """Seconds of the Retry-After header: by then the server may be active."""
 
 
-def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: Clock, options: WebOptions) -> Flask:
-    """Return the app that a standby with *role* serves on the dashboard's port."""
+OF_STANDBY: Final = OF_PROCESS | {"metrics"}
+"""Endpoints that a standby serves itself."""
+
+
+def create_standby_app(
+    role: Callable[[], ClusterStatus],
+    hostname: str,
+    clock: Clock,
+    options: WebOptions,
+    links: Callable[[], Links | None] = lambda: None,
+    max_job_size: int = 0,
+) -> Flask:
+    """Return the app that a standby with *role* serves on the dashboard's port.
+
+    *links* returns the links to the owners of the shards, whose jobs have at most *max_job_size* bytes; None without.
+    """
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
+    app.before_request(partial(_pass_home, links, max_request_size(max_job_size)))
     app.jinja_env.template_class = PageTemplate
     store = Store(SqliteRows(None), is_kept=False)
     Guard(options, hostname, clock, Audit(clock, store), store, has_login=False).init_app(app)
@@ -57,6 +81,20 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
     if options.trusted_proxies:
         app.wsgi_app = TrustedProxies(app.wsgi_app, options.trusted_proxies)  # type: ignore[method-assign]
     return app
+
+
+def _pass_home(links_now: Callable[[], Links | None], max_request: int) -> Response | None:
+    """Return the response of the home process; None if there is no link to it, or if this process serves the request.
+
+    Switches.
+    """
+    links = links_now()
+    if links is None or not links.is_linked(HOME) or request.endpoint in OF_STANDBY or IS_OUTSIDE in request.environ:
+        return None
+    try:
+        return Sender(partial(call, links), max_request).send_home()
+    except ServiceUnavailable as error:
+        return _plain(error.description or "", 503)
 
 
 def status_line(role: ClusterStatus) -> str:

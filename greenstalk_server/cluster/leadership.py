@@ -101,6 +101,9 @@ class Queue(Protocol):
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
         """Do the work that would delay a takeover. Later calls do nothing."""
 
+    def discard(self) -> None:
+        """End what `prepare` has started: another queue replaces this one. Switches."""
+
 
 class Seats(Protocol):
     """The shards of the queue, of which a standby follows one."""
@@ -342,9 +345,10 @@ class Candidate(Generic[Q]):
             run_in_thread(report)
 
     def _begin(self) -> None:
-        """Drop everything that was read, so that the journal is read from the start."""
+        """Drop everything that was read, so that the journal is read from the start. Switches."""
         if self._follower is not None:
             self._follower.connection.close()
+            self.queue.discard()
             self.queue.broker.jobs.clear()  # jobs that refer to each other are not collected: see core.gc_untrack
             self._has_garbage = True
         self.queue = self._make(Rows(self.lease), self.clock)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -378,49 +375,3 @@ def test_command_for_a_shard_without_an_owner_waits_and_other_shards_go_on(clust
             put(client, TUBES[led])
             assert waits.recv(100) == b""
             put(client, TUBES[led])
-
-
-# The dashboard
-
-
-def test_each_owner_serves_the_dashboard_of_the_whole_queue(cluster: Cluster, tmp_path: Path) -> None:
-    flags = ("--journal-name", "cluster-web", "--shards", "2", "--link", "127.0.0.1:0")
-    tubes = [next(name for name in ("t1", "t2", "t3", "t4") if shard_of_tube(name.encode(), 2) == n) for n in (0, 1)]
-    with Nodes([Node(f"web-{number}", cluster.url, tmp_path, *flags) for number in range(2)]) as nodes:
-        both = nodes.nodes
-
-        def names(node: Node) -> list[str]:
-            status, body = read(node, "/api/v1/tubes?q=t")
-            return [tube["name"] for tube in json.loads(body)["tubes"]] if status == 200 else []
-
-        wait_until(lambda: all(node.listens() for node in both), lambda: both[0].log)
-        with connect(both[0]) as client:
-            for tube in tubes:
-                put(client, tube.encode())
-        wait_until(lambda: all(names(node) == sorted([*tubes, "default"]) for node in both), lambda: both[1].log)
-        for node in both:
-            for tube in tubes:
-                status, _ = read(node, "/tube/pause", f"tube={tube}&seconds=60")
-                assert status == 200
-                assert tube in read(node, f"/tube?tube={tube}")[1]
-            with urllib.request.urlopen(f"http://127.0.0.1:{node.web_port}/events?page=overview", timeout=20) as events:
-                lines = [events.readline().decode() for _ in range(4)]
-            assert any(line.startswith("data: ") and tubes[0] in line and tubes[1] in line for line in lines)
-
-        def audits() -> set[int]:
-            return {len(json.loads(read(node, "/api/v1/audit")[1])["entries"]) for node in both}
-
-        wait_until(lambda: audits() == {4}, lambda: f"{audits()}")
-
-
-def read(node: Node, path: str, form: str | None = None) -> tuple[int, str]:
-    """Return the status and the body of a response of the dashboard of *node*; submit *form* if it is given."""
-    origin = f"http://127.0.0.1:{node.web_port}"
-    body = None if form is None else form.encode()
-    request = urllib.request.Request(origin + path, body, {"Origin": origin})  # noqa: S310  our own server
-    try:
-        with urllib.request.urlopen(request, timeout=20) as response:  # noqa: S310  our own server
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()

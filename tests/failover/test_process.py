@@ -95,6 +95,9 @@ class CyclicQueue:
     def prepare(self, role: Callable[[], ClusterStatus]) -> None:
         pass
 
+    def discard(self) -> None:
+        pass
+
 
 def wait_for(is_so: Callable[[], bool]) -> None:
     """Let greenlets run until *is_so*."""

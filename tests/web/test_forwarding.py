@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
-from flask import Flask
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.net.link_calls import CallHandler, Message
-from greenstalk_server.web.auth.forwarding import END, NEXT, Forwarding
+from greenstalk_server.web.auth.forwarding import END, NEXT, Sender
 from greenstalk_server.web.framework.access import NOBODY
 from greenstalk_server.web.framework.shards import Shards
 
@@ -36,8 +34,7 @@ class EndlessResponse:
 def test_response_of_another_process_ends_with_the_session() -> None:
     links, is_live = EndlessResponse(), [True]
     shards = Shards(IdSequence(0, 2, 0), links)
-    forwarding = Forwarding(Flask("test"), cast(Any, None), shards, 0, str, lambda token: None)
-    pieces = forwarding._pieces(1, 7, b"first", replace(NOBODY, lasts=lambda: bool(is_live)))
+    pieces = Sender(shards.call, 0)._pieces(1, 7, b"first", replace(NOBODY, lasts=lambda: bool(is_live)))
     assert [next(pieces), next(pieces)] == [b"first", b"next"]
     is_live.clear()
     with pytest.raises(ConnectionAbortedError):

@@ -21,7 +21,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import ServiceUnavailable
 
 from greenstalk_server.cluster.status import HOME
-from greenstalk_server.net.link_calls import Message
+from greenstalk_server.net.link_calls import CallError, Message
 from greenstalk_server.web.auth.guard import SAFE_METHODS, Guard
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.framework.access import FORWARDED, Principal, principal
@@ -60,6 +60,9 @@ LIVE: Final = "live"
 """Question: the live state of a page."""
 
 Fields = Mapping[str, str]
+
+Call = Callable[[int, str, Message, float], Message]
+"""Returns the answer of a shard to a call, with a timeout in seconds; raises ServiceUnavailable."""
 
 TUBE: Final = "tube"
 JOB: Final = "job"
@@ -116,8 +119,61 @@ ROUTES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 process serves the request."""
 
 
+class Sender:
+    """Sends requests to the processes of other shards, and their responses to the clients."""
+
+    def __init__(self, call: Call, max_request: int) -> None:
+        """Send requests of at most *max_request* bytes."""
+        self._call: Call = call
+        self._max_request: int = max_request
+
+    def body(self) -> bytes:
+        """Return the body of the current request."""
+        request.max_content_length = self._max_request
+        return request.get_data()
+
+    def send_home(self) -> Response:
+        """Return the response of the home process, which checks the request. Switches."""
+        body = self.body()
+        return self.send(HOME, {**context_facts(), PASSED_HOME: True}, body)
+
+    def send(self, shard: int, facts: Facts, body: bytes) -> Response:
+        """Return the response of the process of *shard* to the current request. Switches."""
+        answer = self._call(shard, HTTP, Message(facts, body), REQUEST_TIMEOUT)
+        pieces = self._pieces(shard, answer.value["more"], answer.body, principal())
+        response = Response(pieces, answer.value["status"])
+        response.headers.clear()
+        response.headers.extend(answer.value["headers"])
+        return response
+
+    def _pieces(self, shard: int, number: int, piece: bytes, who: Principal) -> Iterator[bytes]:
+        """Yield a response whose first *piece* has arrived, and whose rest has *number* if there is one. Switches.
+
+        End it if the session of *who* ends.
+        """
+        try:
+            yield piece
+            while number:
+                if not who.lasts():
+                    raise ConnectionAbortedError("the session that requested the response has ended")
+                answer = self._call(shard, NEXT, Message(number), REQUEST_TIMEOUT)
+                number = answer.value
+                yield answer.body
+        except ServiceUnavailable as error:
+            number = 0
+            log.warning("dashboard: a response is cut: %s", error.description)
+            raise BrokenPipeError(errno.EPIPE, "the rest of the response is lost") from None  # gevent does not log it
+        finally:
+            if number:
+                with suppress(ServiceUnavailable):
+                    self._call(shard, END, Message(number), REQUEST_TIMEOUT)
+
+
 class Forwarding:
-    """Passes on the requests of *app*, and serves those of other processes."""
+    """Passes on the requests of *app*, and serves those of other processes.
+
+    is_open     whether the data of the previous run has been read, without which sessions are unknown.
+    """
 
     def __init__(
         self,
@@ -138,7 +194,8 @@ class Forwarding:
         self._app: Flask = app
         self._guard: Guard = guard
         self._shards: Shards = shards
-        self._max_request: int = max_request
+        self.is_open: bool = False
+        self._sender: Sender = Sender(shards.call, max_request)
         self._responses: dict[int, _Response] = {}
         self._last: int = 0
         self.badges: Callable[[], Mapping[str, str]] = dict
@@ -186,9 +243,7 @@ class Forwarding:
             return None
         if IS_OUTSIDE in request.environ and request.endpoint != "metrics":
             return None  # the guard refuses it
-        request.max_content_length = self._max_request
-        body = request.get_data()
-        return self._send(HOME, {**context_facts(), PASSED_HOME: True}, body)
+        return self._sender.send_home()
 
     # Home
 
@@ -199,44 +254,12 @@ class Forwarding:
         fields = {**request.args.to_dict(), **{name: str(value) for name, value in (request.view_args or {}).items()}}
         body = b""
         if request.method not in SAFE_METHODS and request.endpoint in ROUTES:
-            request.max_content_length = self._max_request
-            body = request.get_data()
+            body = self._sender.body()
             fields |= _json_fields(body) if request.is_json else request.form.to_dict()
         shard = self.shard_of(request.endpoint or "", fields)
         if shard == self._shards.own:
             return None
-        return self._send(shard, {**context_facts(), "badges": self.badges()}, body)
-
-    def _send(self, shard: int, facts: Facts, body: bytes) -> Response:
-        """Return the response of the process of *shard* to the current request. Switches."""
-        answer = self._shards.call(shard, HTTP, Message(facts, body), REQUEST_TIMEOUT)
-        pieces = self._pieces(shard, answer.value["more"], answer.body, principal())
-        response = Response(pieces, answer.value["status"])
-        response.headers.clear()
-        response.headers.extend(answer.value["headers"])
-        return response
-
-    def _pieces(self, shard: int, number: int, piece: bytes, who: Principal) -> Iterator[bytes]:
-        """Yield a response whose first *piece* has arrived, and whose rest has *number* if there is one. Switches.
-
-        End it if the session of *who* ends.
-        """
-        try:
-            yield piece
-            while number:
-                if not who.lasts():
-                    raise ConnectionAbortedError("the session that requested the response has ended")
-                answer = self._shards.call(shard, NEXT, Message(number), REQUEST_TIMEOUT)
-                number = answer.value
-                yield answer.body
-        except ServiceUnavailable as error:
-            number = 0
-            log.warning("dashboard: a response is cut: %s", error.description)
-            raise BrokenPipeError(errno.EPIPE, "the rest of the response is lost") from None  # gevent does not log it
-        finally:
-            if number:
-                with suppress(ServiceUnavailable):
-                    self._shards.call(shard, END, Message(number), REQUEST_TIMEOUT)
+        return self._sender.send(shard, {**context_facts(), "badges": self.badges()}, body)
 
     def live_state(self, page: str, args: Fields) -> dict[str, Any] | None:
         """Return the live state of a *page* of another shard; None if it is not of another one. May switch."""
@@ -256,7 +279,9 @@ class Forwarding:
             yield
 
     def _serve(self, message: Message) -> Message:
-        """Serve a request that the home process has passed on."""
+        """Serve a request that another process has passed on."""
+        if not self.is_open:
+            raise CallError("its dashboard is starting")
         started: list[Any] = []
 
         def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[..., Any]:

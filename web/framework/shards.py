@@ -216,16 +216,21 @@ class Shards:
     def call(self, shard: int, name: str, arguments: Message, timeout: float) -> Message:
         """Return the answer of *shard* to the call *name*; raise ServiceUnavailable if there is none. Switches."""
         assert self._links is not None
-        try:
-            return self._links.call(shard, name, arguments, timeout)
-        except CallError as error:
-            done = " It may have made the change all the same." if error.may_have_run else ""
-            raise ServiceUnavailable(f"The process of shard {shard} does not answer: {error}.{done}") from error
+        return call(self._links, shard, name, arguments, timeout)
 
     def handle(self, name: str, handler: Callable[[Message], Message]) -> None:
         """Answer the call *name* of other shards with *handler*, which may switch."""
         if self._links is not None:
             self._links.handlers[name] = lambda _, message: handler(message)
+
+
+def call(links: Links, shard: int, name: str, arguments: Message, timeout: float) -> Message:
+    """Return the answer of *shard* to the call *name*; raise ServiceUnavailable if there is none. Switches."""
+    try:
+        return links.call(shard, name, arguments, timeout)
+    except CallError as error:
+        done = " It may have made the change all the same." if error.may_have_run else ""
+        raise ServiceUnavailable(f"The process of shard {shard} does not answer: {error}.{done}") from error
 
 
 def context_facts() -> Facts:

@@ -73,6 +73,11 @@ class DashboardRows:
         self._lease: LeaderLease = lease
         self._is_there: bool = False
 
+    def close(self) -> None:
+        """Close the connection for good."""
+        self._lease.others.remove(self.connection)
+        self.connection.close()
+
     def read(self, kind: str, first: int, last: int, names: Sequence[bytes] | None) -> list[Row]:
         if names is None:
             return _rows(self._run(f"{_READ} ORDER BY number, name", (self._lease.journal, kind, first, last)))

@@ -131,7 +131,7 @@ def test_request_that_is_too_large_is_refused_before_it_is_read(
             raise AssertionError(f"it was read: {name}")
 
     brings_bodies = path.startswith("/jobs")
-    most = max_request_size(queue.broker, brings_bodies)
+    most = max_request_size(queue.broker.max_job_size, brings_bodies)
     assert most == (MIN_BODIES_REQUEST + 3 * 65535 if brings_bodies else SMALL_REQUEST)
     response = program.ask(
         method,

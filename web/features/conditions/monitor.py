@@ -156,6 +156,11 @@ class ConditionMonitor:
         self._evaluator.start()
         self._others.start()
 
+    def stop(self) -> None:
+        """Stop evaluating. Switches."""
+        self._evaluator.stop()
+        self._others.stop()
+
     @property
     def version(self) -> tuple[int, int]:
         """Changes whenever the conditions of tubes may have changed."""

@@ -74,6 +74,10 @@ class OtherShards:
         if self._shards.others and self._shards.is_home:
             self._asker.start()
 
+    def stop(self) -> None:
+        """Stop asking. Switches."""
+        self._asker.stop()
+
     def answer(self, read: Callable[[], ShardConditions]) -> None:
         """Answer the home process with the result of *read*."""
         self._shards.answer(QUESTION, read)

@@ -152,6 +152,10 @@ class History(BrokerListener):
         """Start a greenlet that samples once a second for as long as this object is referenced. Does not switch."""
         self._sampler.start()
 
+    def stop(self) -> None:
+        """Stop sampling. Switches."""
+        self._sampler.stop()
+
     # Queries
 
     def rates(self, name: bytes) -> Rates:

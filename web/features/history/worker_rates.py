@@ -44,6 +44,10 @@ class WorkerRates:
         """Start a greenlet that samples for as long as this object is referenced. Does not switch."""
         self._sampler.start()
 
+    def stop(self) -> None:
+        """Stop sampling. Switches."""
+        self._sampler.stop()
+
     def tick(self) -> float:
         """Copy the counters; return INTERVAL. Only one greenlet may call this. May switch."""
         now = self._clock()

@@ -31,9 +31,9 @@ MIN_BODIES_REQUEST: Final = 1024 * 1024
 """Bytes that a request with job bodies may have in addition to the largest job, for lists of many small jobs."""
 
 
-def max_request_size(broker: Broker, has_bodies: bool = True) -> int:
+def max_request_size(max_job_size: int, has_bodies: bool = True) -> int:
     """Return the size limit of a request body in bytes: the largest job fits in base64, or as text without escapes."""
-    return SMALL_REQUEST if not has_bodies else MIN_BODIES_REQUEST + 3 * min(broker.max_job_size, MAX_PUT)
+    return SMALL_REQUEST if not has_bodies else MIN_BODIES_REQUEST + 3 * min(max_job_size, MAX_PUT)
 
 
 class Api:
@@ -76,7 +76,7 @@ class Api:
 
         @open_to(endpoint.role)
         def view(**path: str) -> Response:
-            most = max_request_size(self._broker, endpoint.has_bodies)
+            most = max_request_size(self._broker.max_job_size, endpoint.has_bodies)
             _refuse_large(request.content_length or 0, most)
             arguments = read_path(endpoint.path_types, path)
             query = read_query(endpoint.query)

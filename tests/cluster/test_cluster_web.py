@@ -1,0 +1,237 @@
+"""The dashboard, the API and the metrics of a queue with shards in a database, at owners and at a standby.
+
+Real servers: two shards, and one server more. Every page is asked for at each of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from email.message import Message
+from functools import partial
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import pytest
+
+from greenstalk_server.core.tube_shards import shard_of_tube
+from tests.support.cluster import Cluster
+from tests.support.load import Connection
+from tests.support.nodes import Node, Nodes, wait_until
+
+SHARDS: Final = 2
+QUEUE: Final = "cluster-web"
+FLAGS: Final = ("--journal-name", QUEUE, "--shards", str(SHARDS), "--link", "127.0.0.1:0", "--lease", "2")
+PASSWORD: Final = "secret"  # noqa: S105  of our own server
+
+
+class Unredirected(urllib.request.HTTPRedirectHandler):
+    """Returns redirects as they are."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+OPENER: Final = urllib.request.build_opener(Unredirected)
+
+
+class Site:
+    """The servers of the queue: *owners* by shard, and the *standby*."""
+
+    def __init__(self, cluster: Cluster, nodes: list[Node]) -> None:
+        self._cluster: Cluster = cluster
+        self.nodes: list[Node] = nodes
+        self.owners: list[Node] = []
+        self.standby: Node = nodes[0]
+
+    def settle(self, nodes: list[Node]) -> None:
+        """Wait until all *nodes* serve the dashboard of the whole queue, and note their roles."""
+        query = f"""SELECT holder_name FROM greenstalk_journal
+            WHERE name LIKE '{QUEUE}/%' AND holder IS NOT NULL AND lease_until > clock_timestamp() ORDER BY name"""  # noqa: S608
+
+        def is_settled() -> bool:
+            if not all(node.listens() for node in nodes):
+                return False
+            names = [str(name) for (name,) in self._cluster.ask(query)]
+            self.owners = [node for name in names for node in nodes if name == f"127.0.0.1:{node.port}"]
+            return len(self.owners) == SHARDS and all(self._is_whole(node) for node in nodes)
+
+        wait_until(is_settled, lambda: "\n".join([node.log for node in nodes]))
+        self.standby = next((node for node in nodes if node not in self.owners), self.standby)
+
+    def _is_whole(self, node: Node) -> bool:
+        status, _, body = ask(node, "GET", "/api/v1/servers")
+        return status == 200 and {one["state"] for one in json.loads(body)["processes"]} == {"serving"}
+
+
+@pytest.fixture(scope="module")
+def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    logs = tmp_path_factory.mktemp("logs")
+    servers = [Node(f"web-{n}", cluster.url, logs, *FLAGS, GREENSTALK_WEB_PASSWORD=PASSWORD) for n in range(3)]
+    with Nodes(servers) as nodes:
+        found = Site(cluster, nodes.nodes)
+        found.settle(nodes.nodes)
+        yield found
+
+
+def ask(node: Node, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Message, str]:
+    """Return the status, the headers and the body of a response of *node*."""
+    login = base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
+    origin = f"http://127.0.0.1:{node.web_port}"
+    given = {"Authorization": f"Basic {login}", "Origin": origin} | headers
+    given = {name: value for name, value in given.items() if value}
+    request = urllib.request.Request(origin + path, body, given, method=method)  # noqa: S310  our own server
+    try:
+        with OPENER.open(request, timeout=20) as response:
+            return response.status, response.headers, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read().decode()
+    except OSError:
+        return 0, Message(), ""
+
+
+def exists(node: Node, path: str) -> bool:
+    return ask(node, "GET", path)[0] == 200
+
+
+def page(node: Node, path: str) -> str:
+    status, _, body = ask(node, "GET", path)
+    assert status == 200, body
+    return body
+
+
+def api(node: Node, method: str, path: str, body: object = None, **query: object) -> Any:
+    sent = None if body is None else json.dumps(body).encode()
+    target = f"/api/v1{path}" + (f"?{urlencode(query)}" if query else "")
+    status, _, text = ask(node, method, target, sent, **{"Content-Type": "application/json"})
+    assert 200 <= status < 300, text
+    return json.loads(text) if text else None
+
+
+def submit(node: Node, path: str, **fields: object) -> str:
+    """Submit a form; return where the response redirects to."""
+    status, headers, body = ask(node, "POST", path, urlencode(fields).encode())
+    assert status == 303, body
+    return headers["Location"]
+
+
+def sign_in(node: Node, name: str) -> str:
+    """Sign in, and return the token of the session."""
+    form = urlencode({"name": name, "password": PASSWORD}).encode()
+    status, headers, body = ask(node, "POST", "/login", form, Authorization="")
+    assert status == 303, body
+    found = re.match(r"greenstalk-\d+=([^;]+)", str(headers["Set-Cookie"]))
+    assert found is not None
+    return found[1]
+
+
+def ask_in_session(node: Node, method: str, path: str, token: str) -> int:
+    """Return the status of a response to a browser with a session; the name of its cookie has the port of *node*."""
+    body = b"" if method == "POST" else None
+    return ask(node, method, path, body, Authorization="", Cookie=f"greenstalk-{node.web_port}={token}")[0]
+
+
+def tubes(prefix: str) -> list[str]:
+    """Return a name of a tube for each shard."""
+    names = [f"{prefix}{number}" for number in range(20)]
+    return [next(name for name in names if shard_of_tube(name.encode(), SHARDS) == shard) for shard in range(SHARDS)]
+
+
+def put(node: Node, tube: str) -> int:
+    with Connection(node.port, 40.0) as client:
+        return int(client.ask(b"put-in-tube %b 0 0 600 1\r\nx" % tube.encode()).split()[1])
+
+
+def test_each_server_lists_all_tubes_and_changes_them(site: Site) -> None:
+    names = tubes("list")
+    for name in names:
+        put(site.standby, name)
+    before = len(api(site.nodes[0], "GET", "/audit", limit=1000)["entries"])
+    for node in site.nodes:
+        assert [tube["name"] for tube in api(node, "GET", "/tubes", q="list")["tubes"]] == sorted(names)
+        for name in names:
+            submit(node, "/tube/pause", tube=name, seconds=60, reason=node.name)
+            assert node.name in page(node, f"/tube?tube={name}")
+        assert all(name in page(node, "/?q=list") for name in names)
+
+    def audited() -> set[int]:
+        return {len(api(node, "GET", "/audit", limit=1000)["entries"]) - before for node in site.nodes}
+
+    wait_until(lambda: audited() == {6}, lambda: f"{audited()}")
+
+
+def test_each_server_shows_and_changes_each_job(site: Site) -> None:
+    for node in site.nodes:
+        for name in tubes("job"):
+            id = put(node, name)
+            assert f"Job {id} · {name}" in page(node, f"/job?id={id}")
+            submit(node, "/job/bury", id=id)
+            assert api(node, "GET", f"/jobs/{id}")["state"] == "buried"
+            number = re.search(r"undo=(\d+)", submit(node, "/job/delete", id=id))
+            assert number is not None
+            assert ask(node, "GET", f"/job?id={id}")[0] == 404
+            assert "Undo: " in page(node, submit(node, "/undo", change=number[1]))
+            wait_until(partial(exists, node, f"/job?id={id}"), lambda: "not put back")
+
+
+def test_metrics_of_owners_are_of_the_whole_queue_and_those_of_the_standby_its_own(site: Site) -> None:
+    names = tubes("metric")
+    for name in names:
+        put(site.standby, name)
+    for node in site.owners:
+        found = page(node, "/metrics")
+        assert all(f'greenstalk_tube_jobs{{state="ready",tube="{name}"}} 1.0' in found for name in names)
+        assert "greenstalk_leader 1.0" in found
+    text = page(site.standby, "/metrics")
+    assert "greenstalk_leader 0.0" in text and "greenstalk_replication_lag_seconds" in text
+    assert "greenstalk_tube_jobs" not in text
+
+
+def test_each_server_lists_the_owners_as_processes(site: Site) -> None:
+    pids = [node.process.pid for node in site.owners if node.process is not None]
+    for node in site.nodes:
+        found = api(node, "GET", "/servers")
+        assert [one["pid"] for one in found["processes"]] == pids
+        assert (found["servers"][0]["role"], found["servers"][0]["shards"]) == ("leader", SHARDS)
+        assert "2 shards, up" in page(node, "/servers")
+
+
+def test_live_updates_reach_a_browser_at_each_server(site: Site) -> None:
+    names = tubes("live")
+    for name in names:
+        put(site.standby, name)
+    login = base64.b64encode(f"ann:{PASSWORD}".encode()).decode()
+    for node in site.nodes:
+        url = f"http://127.0.0.1:{node.web_port}/events?page=overview"
+        request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})
+        with urllib.request.urlopen(request, timeout=20) as events:  # noqa: S310  our own server
+            lines = [events.readline().decode() for _ in range(4)]
+        assert any(line.startswith("data: ") and all(name in line for name in names) for line in lines)
+
+
+def test_session_holds_at_all_servers(site: Site) -> None:
+    for node in site.nodes:
+        token = sign_in(node, "bob")
+        assert [ask_in_session(other, "GET", "/", token) for other in site.nodes] == [200] * 3
+        assert ask_in_session(node, "POST", "/logout", token) == 303
+        assert [ask_in_session(other, "GET", "/", token) for other in site.nodes] == [401] * 3
+
+
+def test_standby_that_takes_over_shard_0_serves_the_dashboard(site: Site) -> None:
+    home, successor = site.owners[0], site.standby
+    token, id = sign_in(successor, "eve"), put(successor, tubes("taken")[0])
+    assert home.stop() == 0
+    site.settle([node for node in site.nodes if node is not home])
+    assert site.owners[0] is successor
+    for node in site.owners:
+        assert f"Job {id}" in page(node, f"/job?id={id}")
+        assert ask_in_session(node, "GET", "/", token) == 200
+    assert not re.search(r"ERROR (dashboard|history)", successor.log)
+    home.start()
+    site.settle(site.nodes)
+    assert site.standby is home
