@@ -1,16 +1,28 @@
-"""Responses that another process of the queue sends in pieces, without the other process."""
+"""Requests and responses that one process of the queue passes on to another."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 import pytest
+from flask.testing import FlaskClient
+from werkzeug.security import generate_password_hash
 
+from greenstalk_server.config.tables.roles import Rights, Role, User
 from greenstalk_server.core.jobs.id_sequence import IdSequence
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import putting
 from greenstalk_server.net.link_calls import CallHandler, Message
 from greenstalk_server.web.auth.forwarding import END, NEXT, Sender
 from greenstalk_server.web.framework.access import NOBODY
 from greenstalk_server.web.framework.shards import Shards
+from tests.net.link_peer import Process, linked_pair
+from tests.support.shards import tube_on
+
+from .linked import dashboard_of
+from .test_guard import basic
 
 
 class EndlessResponse:
@@ -40,3 +52,58 @@ def test_response_of_another_process_ends_with_the_session() -> None:
     with pytest.raises(ConnectionAbortedError):
         next(pieces)
     assert links.calls == [NEXT, END]
+
+
+# Which process serves a request. Two processes and a real link
+
+MINE: Final = [tube_on(shard).decode() for shard in range(2)]
+HIDDEN: Final = [tube_on(shard, 1).decode() for shard in range(2)]
+PASSWORD: Final = "tea-time"  # noqa: S105  only for the test
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
+    """The home process and another one. Each has a tube of MINE and one of HIDDEN, with a job in each."""
+    with linked_pair(tmp_path_factory.mktemp("pair")) as both:
+        for process, *tubes in zip(both, MINE, HIDDEN, strict=True):
+            for tube in tubes:
+                assert putting.put_into(process.broker, tube.encode(), 0, 0, SECOND, b"x", 0) > 0
+        yield both
+
+
+@pytest.fixture(scope="module")
+def visitor(processes: list[Process]) -> FlaskClient:
+    """A client of the home process, whose user may see and operate the tubes MINE."""
+    roles = {"mine": Role("mine", Rights(operate=frozenset(MINE)))}
+    users = [User("ann", generate_password_hash(PASSWORD), "mine")]
+    dashboards = [dashboard_of(process, roles=roles, users=users) for process in processes]
+    client: FlaskClient = dashboards[0].app.test_client()
+    client.environ_base["HTTP_AUTHORIZATION"] = basic("ann", PASSWORD)["Authorization"]
+    client.environ_base["HTTP_SEC_FETCH_SITE"] = "same-origin"
+    return client
+
+
+@pytest.mark.parametrize("member", MINE)
+@pytest.mark.parametrize("tube", MINE)
+def test_member_of_the_body_does_not_outrank_the_query(visitor: FlaskClient, tube: str, member: str) -> None:
+    response = visitor.post(f"/api/v1/tube/resume?tube={tube}", json={"tube": member})
+    assert (response.status_code, response.get_json()["name"]) == (200, tube)
+
+
+@pytest.mark.parametrize("mine", MINE)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_two_names_of_a_tube_give_no_access_to_one_that_is_not_allowed(
+    processes: list[Process], visitor: FlaskClient, mine: str, hidden: str
+) -> None:
+    assert visitor.post("/tube/pause", data={"tube": mine, "seconds": "60"}).status_code == 303
+    for outer, inner in ((mine, hidden), (hidden, mine), (hidden, hidden)):
+        form = {"tube": inner, "seconds": "60", "count": "1", "state": "ready", "confirm": inner}
+        for path in ("/tube/pause", "/tube/clear", "/tube/put"):
+            visitor.post(f"{path}?tube={outer}", data=form | {"body": "x", "pri": "0", "delay": "0", "ttr": "1"})
+        for path, body in (("pause", {"seconds": 60}), ("flush", {}), ("clear", {"state": "ready"}), ("kick", {})):
+            visitor.post(f"/api/v1/tube/{path}?tube={outer}", json=body | {"tube": inner})
+    for process in processes:
+        for name in HIDDEN:
+            tube = process.broker.tubes.get(name.encode())
+            assert tube is None or (tube.paused_until, tube.cmd_delete, tube.total_jobs) == (0, 0, 1)
+        assert not process.broker.tubes.keys() - {b"default"} - {each.encode() for each in MINE + HIDDEN}

@@ -116,7 +116,7 @@ ROUTES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
 }  # fmt: skip
 """The fields that name the shard of a request, by endpoint. The first that names a shard counts; without one, the home
-process serves the request."""
+process serves the request. A field of the path counts before one of the query, and that before one of the body."""
 
 
 class Sender:
@@ -251,11 +251,12 @@ class Forwarding:
         """Return the response of the process of another shard; None if the request is not about another one."""
         if FORWARDED in request.environ:
             return None
-        fields = {**request.args.to_dict(), **{name: str(value) for name, value in (request.view_args or {}).items()}}
-        body = b""
+        body, fields = b"", dict[str, str]()
         if request.method not in SAFE_METHODS and request.endpoint in ROUTES:
             body = self._sender.body()
-            fields |= _json_fields(body) if request.is_json else request.form.to_dict()
+            fields = _json_fields(body) if request.is_json else request.form.to_dict()
+        fields |= request.args.to_dict()
+        fields |= {name: str(value) for name, value in (request.view_args or {}).items()}
         shard = self.shard_of(request.endpoint or "", fields)
         if shard == self._shards.own:
             return None
