@@ -4,6 +4,9 @@ A job that moves to a tube of another shard stays where it is, in the *outbox*, 
 refused it. It counts as reserved by `holder`, so no command can change it. A request to accept it may be repeated: the
 number of the job's moves (`Travel.hops`) tells the other shard whether it has accepted it already.
 
+Once the request was sent, only the other shard knows whether it has the job. So it is asked first for every command
+about the job (`transitions.moving.find`).
+
 The *location* of a job that has left tells where it went. It is kept as long as another shard needs it:
 
 - The home shard of an id (see id_sequence) keeps it until the job is deleted, and forwards commands.
@@ -31,6 +34,7 @@ class Moves:
     holder      a client that is not connected; it holds the jobs of the outbox.
     outbox      jobs that are moving to another shard, by id, in the order in which they began.
     leaving     the jobs of the outbox by the shard to which they are moving.
+    sent        ids of the jobs of the outbox that the other shard may have already.
     locations   places of jobs that were here, by id.
     untold      for each other shard, the ids whose locations it has to confirm.
     on_change   called when there is a new job in the outbox, or something to tell; does not switch greenlets.
@@ -40,6 +44,7 @@ class Moves:
         self.holder: Client = Client(no_tube, ignore_call)
         self.outbox: dict[int, Job] = {}
         self.leaving: dict[int, dict[int, Job]] = {}
+        self.sent: set[int] = set()
         self.locations: dict[int, Location] = {}
         self.untold: dict[int, dict[int, None]] = {}
         self.on_change: Callable[[], None] = ignore_call
@@ -54,6 +59,7 @@ class Moves:
     def remove(self, job: Job, shard: int) -> None:
         """Remove *job* from the outbox."""
         del self.outbox[job.id], self.holder.reserved[job.id], self.leaving[shard][job.id]
+        self.sent.discard(job.id)
 
     def is_home_of(self, id: int) -> bool:
         """Whether this shard keeps the place of the job *id*. Ids from before the queue had several have no home."""

@@ -159,6 +159,8 @@ class MoveService:
     def _offer(self, shard: int, jobs: list[Job], bodies: dict[int, bytes]) -> list[object]:
         """Return the answers of *shard* to the first of *jobs*, at least one; raise CallError. Switches."""
         value = [encode_job(job, bodies[job.id]) for job in jobs]
+        if self._links.is_linked(shard):
+            self._moves.sent.update([job.id for job in jobs if self._moves.outbox.get(job.id) is job])
         try:
             answers = self._links.call(shard, ACCEPT, Message(value, b"".join([bodies[job.id] for job in jobs]))).value
         except MessageSizeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.operations import finishing, reserving
+from greenstalk_server.core.operations import reserving
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol import session_commands as sessions
 from greenstalk_server.protocol import tube_commands as tubes
@@ -86,23 +86,12 @@ def _reserve_batch(session: FrontSession, command: Command, now: int) -> bytes |
 
 def _delete_batch(session: FrontSession, command: Command, now: int) -> bytes | None:
     ids: list[int] = command[1]
-    routes = session.routes
+    shards = session.routes.ids.shards
     by_shard: dict[int, list[int]] = {}
-    all_shards = set(range(routes.ids.shards))
     for id in ids:
-        homes = {session.shard_of_job(id), *session.holding_shards()} if id >= routes.ids.base else all_shards
-        for shard in homes:
+        for shard in [session.shard_of_job(id)] if id >= session.routes.ids.base else range(shards):
             by_shard.setdefault(shard, []).append(id)
-    own = by_shard.pop(session.own, [])
-    session.cost += JOB_COST * len(own)
-    deleted = sum([session.may_delete(id) and finishing.delete(session.broker, session.client, id, now) for id in own])
-
-    def merge(parts: list[bytes]) -> bytes:
-        total = deleted + summed(b"DELETED_BATCH", parts)
-        return replies.deleted_batch(total, len(ids) - total)
-
-    lines = {shard: b" ".join((b"delete-batch", *[b"%d" % id for id in of])) for shard, of in by_shard.items()}
-    return session.gather(lines, merge, [], False)
+    return session.delete(by_shard, len(ids), now)
 
 
 def _touch_all(session: FrontSession, command: Command, now: int) -> bytes | None:

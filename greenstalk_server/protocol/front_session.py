@@ -22,7 +22,7 @@ from typing import Final
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.travel import NOWHERE
+from greenstalk_server.core.transitions import moving
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.access import Grants
@@ -31,6 +31,7 @@ from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.protocol.front_channel import NO_SHARD, Channel, Routes
 from greenstalk_server.protocol.front_commands import COMMANDS
 from greenstalk_server.protocol.front_works import (
+    Deletion,
     ForwardedReserve,
     Gathering,
     Listing,
@@ -41,7 +42,7 @@ from greenstalk_server.protocol.front_works import (
     Work,
 )
 from greenstalk_server.protocol.replies import CRLF
-from greenstalk_server.protocol.restricted_session import RestrictedSession
+from greenstalk_server.protocol.restricted_session import RestrictedSession, reply_of_place
 from greenstalk_server.protocol.session import POSTPONED, PUT_LENGTH
 from greenstalk_server.protocol.session_state import Command
 from greenstalk_server.protocol.streams import WholeStream
@@ -54,15 +55,12 @@ REPEATABLE: Final = frozenset(
 """Commands that change nothing if they are served twice, so they are sent again if their shard dies before it replies:
 a reservation whose reply was lost ends."""
 
-ALONE: Final = frozenset((b"wait", b"reserve-job"))
-"""Commands that are alone in their run: a wait, so that it holds up no reply before it, and a command that reserves,
-so that its reply shows this."""
+ALONE: Final = frozenset((b"wait", b"reserve-job", b"peek"))
+"""Commands that are alone in their run: a wait, so that it holds up no reply before it, a command that reserves, so
+that its reply shows this, and a command about a job whose reply may have to wait for a body."""
 
-WITH_BODY: Final = frozenset(b"peek peek-ready peek-delayed peek-buried peek-reserved".split())
+WITH_BODY: Final = frozenset(b"peek-ready peek-delayed peek-buried peek-reserved".split())
 """Commands of which at most one or two are in a run: the front keeps all replies of a run in memory."""
-
-BRIEF: Final = frozenset(b"delete release bury touch kick-job reprioritize".split())
-"""Commands about a job whose replies are lines, at once."""
 
 SEVERAL: Final = -2
 """Not a shard, and not NO_SHARD: a session without an own shard compares it with that."""
@@ -333,8 +331,6 @@ class FrontSession(RestrictedSession):
             self._run, self._run_size, self._run_shard, self._is_run_repeatable = [], 0, NO_SHARD, True
             self._begin(work)
             self._is_counted = True
-            if self.is_eof:
-                self.end_remote_wait(shard)
             self.is_closing = self.has_more = False
         return reply
 
@@ -346,6 +342,8 @@ class FrontSession(RestrictedSession):
         """Park until *work* is done, and begin it."""
         self._park(work)
         work.begin(self)
+        if self.is_eof:
+            work.end(self, 0)
 
     def _forward(self, shard: int, data: bytes, is_repeatable: bool, size: int) -> bytes:
         """Add *data*, a command, to the run for *shard*; return an empty reply. *size*: maximum bytes of its reply."""
@@ -373,10 +371,13 @@ class FrontSession(RestrictedSession):
             id: int = command[1]
             if id < self._base:
                 return self._search(verb, command, now)
-            shard = (id - self._base) % self._shards
+            shard = self.shard_of_job(id)
             moves = self.broker.moves
-            if shard != own or (moves is not None and moves.locations):
-                shard = self.shard_of_job(id)
+            if shard == own and moves is not None and (moves.locations or moves.sent):
+                place = moving.find(self.broker, id)
+                if place != moving.HERE:
+                    self._end_run()
+                    return self.follow(own, replies.moved(*place), self.line + CRLF, verb.name in REPEATABLE, now)
         elif route == RESERVE and self._reserve_shard == own and not self.has_reserved_there:
             shard = own
         elif route >= MANY:
@@ -386,11 +387,11 @@ class FrontSession(RestrictedSession):
         else:
             shard = self._used_shard if route == USED else self.routes.shard_of(command[1])
         if shard != own:
-            self._has_job |= route == JOB
             if verb.name in ALONE:
                 self._end_run()
-                self._forward(shard, self.line + CRLF, True, 0)
+                self._begin(Run(shard, self.line + CRLF, True, None, [self.line + CRLF]))
                 return None
+            self._has_job |= route == JOB
             size = self.broker.max_job_size if verb.name in WITH_BODY else 0
             return self._forward(shard, self.line + CRLF, verb.name in REPEATABLE, size)
         if self._run:
@@ -402,23 +403,46 @@ class FrontSession(RestrictedSession):
 
     def shard_of_job(self, id: int) -> int:
         """Return the shard that has the job *id*, or knows where it is."""
-        shard, moves = (id - self._base) % self._shards, self.broker.moves
-        if moves is None:
-            return shard
-        if shard != self.own and id in self.broker.jobs:
-            return self.own
-        place = moves.place_of(id) if moves.locations else NOWHERE
-        return shard if place == NOWHERE else place
+        shard = (id - self._base) % self._shards
+        return self.own if shard != self.own and id in self.broker.jobs else shard
 
-    def serve_again(self, line: bytes, now: int) -> bytes:
-        """Serve *line*, a command about a job that has come to this shard meanwhile."""
+    def home_of(self, line: bytes) -> int:
+        """Return the home shard of the job that *line*, a command, is about."""
+        id: int = codec.parse(line)[1]
+        return self.routes.ids.home(id)
+
+    def follow(self, shard: int, moved: bytes, line: bytes, is_repeatable: bool, now: int) -> bytes | None:
+        """Repeat *line*, a command about a job to which *shard* has replied *moved*; return the reply, or park."""
+        work = Run(shard, line, is_repeatable, None, [line])
+        work.receive(shard, moved)
+        self._work = work
+        reply = work.advance(self, now)
+        self.is_waiting = reply is None
+        return reply
+
+    def serve_again(self, line: bytes, number: int, now: int) -> bytes | None:
+        """Serve *line*, a command about a job that has come to this shard, or may have, with its move *number*.
+
+        Return None if the reply has to wait; the work of the session is done then.
+        """
         command = codec.parse(line)
-        reply = super()._handle(command[0], command, now) if command[0].name in BRIEF else None
-        return replies.NOT_FOUND if reply is None else reply
+        verb: Verb = command[0]
+        reply: bytes | None = reply_of_place(moving.find(self.broker, command[1], number))
+        if not reply:
+            self.reports |= verb.awaits_journal
+            reply = super()._handle(verb, command, now)
+            if reply is None:
+                self._work = None
+        return reply
 
     def _search(self, verb: Verb, command: Command, now: int) -> bytes | None:
         """Serve a command about a job with an id from before the queue had several shards."""
         self._end_run()
+        if self.broker.moves is not None:
+            place = moving.find(self.broker, command[1])
+            if place != moving.HERE:
+                moved, is_repeatable = replies.moved(*place), verb.name in REPEATABLE
+                return self.follow(self.own, moved, self.line + CRLF, is_repeatable, now)
         reply = super()._handle(verb, command, now)
         if reply != replies.NOT_FOUND:
             return reply
@@ -580,8 +604,6 @@ class FrontSession(RestrictedSession):
         shard = self._reserve_shard
         if shard not in (SEVERAL, self.own) and self._holds_only(shard) and self.routes.is_linked(shard):
             self._begin(ForwardedReserve(shard, self.line + CRLF, until, batch))
-            if self.is_eof:
-                self.end_remote_wait(shard)
             return None
         work = Reserve(now if self.is_eof else until, batch)
         reply = work.begin(self, now)
@@ -651,6 +673,14 @@ class FrontSession(RestrictedSession):
             return merge(parts)
         self._begin(Gathering({shard: line + CRLF for shard, line in lines.items()}, merge, parts, is_repeatable))
         return None
+
+    def delete(self, by_shard: dict[int, list[int]], count: int, now: int) -> bytes | None:
+        """Delete the jobs *by_shard*, whose ids are *count* of a delete-batch; return the reply, or park."""
+        work = Deletion(by_shard, count)
+        reply = work.advance(self, now)
+        if reply is None:
+            self._park(work)
+        return reply
 
     def everywhere(self, merge: Merge, own: bytes) -> bytes | None:
         """Send the line to all other shards; reply with their replies, merged with *own*."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from greenstalk_server.core.jobs.job import Job
@@ -11,12 +11,13 @@ from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.transitions.waiting import cancel_wait
 from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.protocol import replies
-from greenstalk_server.protocol.costs import LIST_BATCH, LIST_COST, OUTPUT_SLICE, RESERVE_COST
+from greenstalk_server.protocol.costs import JOB_COST, LIST_BATCH, LIST_COST, OUTPUT_SLICE, RESERVE_COST
 from greenstalk_server.protocol.front_channel import NO_SHARD
 from greenstalk_server.protocol.gathering import YAML, merged_names
 from greenstalk_server.protocol.link_commands import CONTINUE
 from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.reserve_commands import ended_wait_reply, fill_batch
+from greenstalk_server.protocol.sliced_commands import delete_here
 from greenstalk_server.protocol.streams import PartsStream
 
 if TYPE_CHECKING:
@@ -74,8 +75,10 @@ MAX_CHASES: Final = 8
 class Run(Work):
     """Commands for one shard.
 
-    If a job has moved to another shard, the reply MOVED says so, and the shard skips all commands behind it. The
-    command is repeated at the other shard, then those behind it are sent again.
+    If a job has moved to another shard, or may have, the reply MOVED says so, and the shard skips all commands behind
+    it. The command is repeated at the other shard, which is told the number of the move. If that shard does not know of
+    the move, it replies SKIPPED, and the command is repeated at the first one, which then knows that the job has not
+    arrived. At last the commands behind it are sent again.
     """
 
     __slots__ = (
@@ -88,6 +91,8 @@ class Run(Work):
         "_is_ending",
         "_is_repeatable",
         "_note",
+        "_number",
+        "_origin",
         "_reply",
         "_shard",
     )
@@ -116,6 +121,8 @@ class Run(Work):
         self._is_chasing: bool = False
         self._is_ending: bool = False
         self._chases: int = 0
+        self._origin: int = NO_SHARD  # shard that sent the first command elsewhere; NO_SHARD once it was asked again
+        self._number: int = 0  # of the move
 
     def begin(self, session: FrontSession) -> None:
         """Forward the commands."""
@@ -147,47 +154,70 @@ class Run(Work):
         """Return all replies, or repeat the command about a job that has moved."""
         reply = self._reply
         if self._commands is not None and (self._is_chasing or replies.MOVED in reply):
-            if not self._chase(session, self._commands, now):
-                return None
-            reply = b"".join(self._done)
+            return self._chase(session, self._commands, now)
         return reply if self._note is None else self._note(reply)
 
-    def _chase(self, session: FrontSession, commands: list[bytes], now: int) -> bool:
-        """Note the reply, and send what is to be repeated; return whether all replies are there."""
-        reply, self._reply = self._reply, b""
-        while reply:
+    def _chase(self, session: FrontSession, commands: list[bytes], now: int) -> bytes | None:
+        """Note the replies, and send what is to be repeated; return all replies once they are there."""
+        reply = self._reply
+        while True:
             parts = replies.split(reply) if self._shard == self._home else [reply]
-            moved = [at for at, part in enumerate(parts) if part.startswith(replies.MOVED)]
-            if replies.MOVED in reply:
-                session.channel(self._shard).send(CONTINUE)
-            at = moved[0] if moved else len(parts)
-            self._done += parts[:at]
-            del commands[:at]
-            if parts[:at] and self._shard not in (self._home, NO_SHARD):
+            at = 0
+            while at < len(parts) and not parts[at].startswith((replies.MOVED, replies.SKIPPED)):
+                at += 1
+            if at:
+                self._done += parts[:at]
+                del commands[:at]
                 self._chases = 0
+            if at < len(parts) and self._shard != session.own:
+                session.channel(self._shard).send(CONTINUE)
             if not commands:
-                return True
-            if not moved:
-                return self._send(session, self._home, b"".join(commands))
+                return b"".join(self._done)
+            if at == len(parts):
+                self._send(session, self._home, b"".join(commands))
+                return None
             self._chases += 1
-            shard = int(parts[at][len(replies.MOVED) :])
-            if self._chases <= MAX_CHASES and shard != session.own:
-                return self._send(session, shard, commands[0])
-            reply = session.serve_again(commands[0][:-2], now) if self._chases <= MAX_CHASES else replies.NOT_FOUND
-            self._shard = NO_SHARD
-        return False
+            if self._chases > MAX_CHASES:
+                reply, self._shard = replies.NOT_FOUND, NO_SHARD
+                continue
+            shard, number = self._next_place(session, parts[at], commands[0])
+            if shard != session.own:
+                self._send(session, shard, _announced(number, commands[0]))
+                return None
+            self._shard = shard
+            served = session.serve_again(commands[0][:-2], number, now)
+            if served is None:
+                return None
+            reply = served
 
-    def _send(self, session: FrontSession, shard: int, data: bytes) -> bool:
-        """Send *data* to *shard*; return False, since the reply is still to come."""
+    def _next_place(self, session: FrontSession, reply: bytes, command: bytes) -> tuple[int, int]:
+        """Return the shard to ask after *reply*, MOVED or SKIPPED, and the number of the move to announce, or 0."""
+        if reply != replies.SKIPPED:
+            self._origin = self._shard
+            shard, self._number = replies.place_of(reply)
+        elif self._origin != NO_SHARD:
+            shard, self._origin = self._origin, NO_SHARD
+        else:  # the job has moved on, or is deleted
+            return session.home_of(command[:-2]), 0
+        return shard, self._number
+
+    def _send(self, session: FrontSession, shard: int, data: bytes) -> None:
+        """Send *data* to *shard*."""
         self._shard, self._data, self._is_chasing, self.has_news = shard, data, True, False
         self.begin(session)
-        return False
+        if session.is_eof:
+            self.end(session, 0)
 
     def end(self, session: FrontSession, now: int) -> bytes | None:
         """End the wait for a job, if the run has one."""
         self._is_ending = True
         session.end_remote_wait(self._shard)
         return None
+
+
+def _announced(number: int, command: bytes) -> bytes:
+    """Return *command*, about a job, for a shard that may know of the move *number* of the job; 0 announces none."""
+    return b"expect %d\r\n%b" % (number, command) if number else command
 
 
 class ForwardedReserve(Run):
@@ -253,6 +283,52 @@ class Gathering(Work):
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return the merged reply."""
         return self._merge(self._parts)
+
+
+class Deletion(Gathering):
+    """A delete-batch. Shards tell where jobs are that have moved; these are deleted in further rounds."""
+
+    __slots__ = ("_asked", "_by_shard", "_count", "_deleted")
+
+    def __init__(self, by_shard: dict[int, list[int]], count: int) -> None:
+        """*by_shard*: the jobs to delete, and the shards that may have them. *count*: number of ids in the command."""
+        super().__init__({}, b"".join, [], is_repeatable=False)
+        self._by_shard: dict[int, list[int]] = by_shard
+        self._count: int = count
+        self._deleted: int = 0
+        self._asked: set[tuple[int, int]] = set()  # ids, and shards that were asked to delete them
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Count what the shards have deleted, and begin the next round; return the reply after the last one."""
+        parts, self._parts, self.has_news = self._parts, [], False
+        for part in parts:
+            numbers = [int(word) for word in part.split()[1:]]
+            self._deleted += numbers[0]
+            self._note_moved(zip(numbers[2::2], numbers[3::2], strict=True))
+        while self._by_shard:
+            by_shard, self._by_shard = self._by_shard, {}
+            self._asked.update([(id, shard) for shard, ids in by_shard.items() for id in ids])
+            own = by_shard.pop(session.own, [])
+            session.cost += JOB_COST * len(own)
+            session.reports |= bool(own)
+            deleted, moved = delete_here(session, own, now)
+            self._deleted += deleted
+            self._note_moved(moved)
+            if by_shard:
+                self._awaited = {shard: _batch_line(ids) for shard, ids in by_shard.items()}
+                self.begin(session)
+                return None
+        return replies.deleted_batch(self._deleted, self._count - self._deleted)
+
+    def _note_moved(self, places: Iterable[tuple[int, int]]) -> None:
+        """Note the jobs that have moved: ids, and shards that may have them. No shard is asked twice for a job."""
+        for id, shard in places:
+            if (id, shard) not in self._asked:
+                self._by_shard.setdefault(shard, []).append(id)
+
+
+def _batch_line(ids: list[int]) -> bytes:
+    return b"delete-batch %b\r\n" % b" ".join([b"%d" % id for id in ids])
 
 
 class Listing(Gathering):
@@ -330,6 +406,8 @@ class Search(Work):
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return the reply, or ask the next shard."""
+        if self._reply.startswith(replies.MOVED):
+            return session.follow(self._asked, self._reply, self._line, self._is_repeatable, now)
         if self._reply != replies.NOT_FOUND or not self._shards:
             return self._reply
         self.has_news = False

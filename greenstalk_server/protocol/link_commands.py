@@ -69,8 +69,15 @@ def decline(session: SessionState, command: Command, now: int) -> bytes:
     return NO_REPLY
 
 
+def expect(session: SessionState, command: Command, now: int) -> bytes:
+    """Serve the next command, about a job, only if this shard knows of a move of the job, or has not ended it."""
+    _require_remote(session)
+    session.known_move = command[1]
+    return NO_REPLY
+
+
 def continue_(session: SessionState, command: Command, now: int) -> bytes:
-    """Serve commands again, after the reply MOVED."""
+    """Serve commands again, after the reply MOVED or SKIPPED."""
     _require_remote(session)
     session.skips = False
     return NO_REPLY
@@ -118,6 +125,7 @@ LINK_VERBS: Final = (
         awaits_journal=False,
     ),
     Verb(b"await", "<number>", args.parse_id, await_offer, grant.NOTHING, is_extension=True, awaits_journal=False),
+    Verb(b"expect", "<number>", args.parse_id, expect, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(CONTINUE, "", args.parse_bare, continue_, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(DECLINE, "", args.parse_bare, decline, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"leave", "", args.parse_bare, leave, grant.NOTHING, is_extension=True, awaits_journal=False),

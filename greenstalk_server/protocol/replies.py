@@ -44,16 +44,23 @@ UNKNOWN_COMMAND: Final = b"UNKNOWN_COMMAND\r\n"
 
 
 MOVED: Final = b"MOVED "
-"""Begin of the reply that a job has moved to another shard; its number follows. Only over links."""
+"""Begin of the reply that a job has moved to another shard, or may have; see `moved`. Only over links."""
 
 
 SKIPPED: Final = b"SKIPPED\r\n"
-"""Reply to a command that was not served, as it follows one whose reply is MOVED. Only over links."""
+"""Reply to a command that was not served: the shard does not know of the move of its job that the front has announced,
+or the command follows one whose reply is MOVED or SKIPPED. Only over links."""
 
 
-def moved(shard: int) -> bytes:
-    """Return the reply that a job has moved to *shard*."""
-    return b"MOVED %d\r\n" % shard
+def moved(shard: int, number: int) -> bytes:
+    """Return the reply that the move *number* of a job has taken it to *shard*, or may have."""
+    return b"MOVED %d %d\r\n" % (shard, number)
+
+
+def place_of(reply: bytes) -> tuple[int, int]:
+    """Return the shard and the number of the move in *reply*, a MOVED."""
+    _, shard, number = reply.split()
+    return int(shard), int(number)
 
 
 def split(data: bytes) -> list[bytes]:
@@ -132,9 +139,10 @@ def reserved_batch(count: int) -> bytes:
     return b"RESERVED_BATCH %d\r\n" % count
 
 
-def deleted_batch(deleted: int, missing: int) -> bytes:
-    """Return the reply to delete-batch."""
-    return b"DELETED_BATCH %d %d\r\n" % (deleted, missing)
+def deleted_batch(deleted: int, missing: int, moved: Iterable[tuple[int, int]] = ()) -> bytes:
+    """Return the reply to delete-batch. Over links, *moved* follow: ids of jobs, each with a shard that may have it."""
+    words = b"".join([b" %d %d" % place for place in moved])
+    return b"DELETED_BATCH %d %d%b\r\n" % (deleted, missing, words)
 
 
 def counted(word: bytes, count: int) -> bytes:

@@ -9,11 +9,12 @@ A client that may not consume `default` cannot watch it. But the protocol has no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Final
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting
-from greenstalk_server.core.travel import NOWHERE
+from greenstalk_server.core.transitions import moving
 from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
@@ -24,6 +25,9 @@ from greenstalk_server.protocol.permissions import CONSUME_JOB
 from greenstalk_server.protocol.session import PUT_LENGTH, Session
 from greenstalk_server.protocol.session_state import Command, SessionState, SlicedCommand
 from greenstalk_server.protocol.verb import JOB, Verb
+
+UNSKIPPED: Final = (CONTINUE, DECLINE)
+"""Commands that are served while others are skipped. They never have a reply."""
 
 
 class RestrictedSession(Session):
@@ -221,10 +225,17 @@ def _reply_of_moved(session: Session, verb: Verb, command: Command) -> bytes:
     then the others here, so that their effects are in order.
     """
     if session.skips:
-        return b"" if verb.name in (CONTINUE, DECLINE) else replies.SKIPPED  # these two never have a reply
+        return b"" if verb.name in UNSKIPPED else replies.SKIPPED
     if verb.route == JOB and session.broker.moves is not None:
-        place = session.broker.moves.place_of(command[1])
-        if place != NOWHERE:
-            session.skips = True
-            return replies.moved(place)
+        number, session.known_move = session.known_move, 0
+        reply = reply_of_place(moving.find(session.broker, command[1], number))
+        session.skips = bool(reply)
+        return reply
     return b""
+
+
+def reply_of_place(place: moving.Place) -> bytes:
+    """Return the reply that tells a front that a command is served at *place*; an empty one if it is served here."""
+    if place == moving.HERE:
+        return b""
+    return replies.SKIPPED if place == moving.UNKNOWN else replies.moved(*place)

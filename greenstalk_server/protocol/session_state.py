@@ -59,7 +59,8 @@ class SessionState:
     awaited         the job whose body is being read, or None. `is_peek` says which reply waits for it.
     batch_size      number of jobs that the current reserve-batch asked for, 0 if there is none.
     batch           jobs of that batch, and their bodies, while the body of its last job is being read; else None.
-    skips           commands of the remote client are not served until its front has read the reply MOVED.
+    skips           commands of the remote client are not served until its front has read the reply MOVED or SKIPPED.
+    known_move      number of a move of the job that the next command is about, of which the front knows; 0 if none.
     job_wait        id of the job that the client waits for, 0 if there is none.
     await_number    number of the await with which a remote client waits for an offer, 0 if it does not.
     meta            the fields that follow the size of each job.
@@ -85,6 +86,7 @@ class SessionState:
         "is_peek",
         "is_waiting",
         "job_wait",
+        "known_move",
         "may_administer",
         "may_reserve",
         "meta",
@@ -114,6 +116,7 @@ class SessionState:
         self.batch: list[tuple[Job, bytes]] | None = None
         self.job_wait: int = 0
         self.skips: bool = False
+        self.known_move: int = 0
         self.await_number: int = 0
         self.meta: tuple[bytes, ...] = ()
         self.extends_stats: bool = extends_stats

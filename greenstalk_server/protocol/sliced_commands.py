@@ -10,6 +10,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.operations import editing, finishing, kicking, reserving
 from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.transitions import moving
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import COPIED_IDS, JOB_COST, KICK_COST, OUTPUT_SLICE, SCAN_COST
@@ -38,24 +39,38 @@ class Kick(SlicedCommand):
 class DeleteBatch(SlicedCommand):
     """A deletion of the jobs *ids*."""
 
-    __slots__ = ("_deleted", "_done", "_ids")
+    __slots__ = ("_deleted", "_done", "_ids", "_moved")
 
     def __init__(self, ids: list[int]) -> None:
         self._ids: list[int] = ids
         self._done: int = 0
         self._deleted: int = 0
+        self._moved: list[tuple[int, int]] = []  # jobs that the front has to look for on other shards
 
     def do_slice(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Delete one slice of jobs."""
         ids = self._ids[self._done : self._done + SLICE]
         self._done += len(ids)
         session.cost += JOB_COST * len(ids)
-        client = session.client
-        for id in ids:
-            self._deleted += session.may_delete(id) and finishing.delete(broker, client, id, now)
+        deleted, moved = delete_here(session, ids, now)
+        self._deleted += deleted
+        self._moved += moved
         if self._done < len(self._ids):
             return None
-        return replies.deleted_batch(self._deleted, len(self._ids) - self._deleted)
+        return replies.deleted_batch(self._deleted, len(self._ids) - self._deleted, self._moved)
+
+
+def delete_here(session: SessionState, ids: list[int], now: int) -> tuple[int, list[tuple[int, int]]]:
+    """Delete those of the jobs *ids* that are on this shard; return how many, and the places of those that are not."""
+    broker, deleted = session.broker, 0
+    moved: list[tuple[int, int]] = []
+    for id in ids:
+        place = moving.HERE if broker.moves is None else moving.find(broker, id)
+        if place != moving.HERE:
+            moved.append((id, place[0]))
+        elif session.may_delete(id):
+            deleted += finishing.delete(broker, session.client, id, now)
+    return deleted, moved
 
 
 class TouchAll(SlicedCommand):

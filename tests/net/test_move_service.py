@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gevent.event import Event
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import READY, SECOND, Job
@@ -20,9 +22,10 @@ from greenstalk_server.net import move_service
 from greenstalk_server.net.link_calls import Message
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.job_transfer import encode_job
-from tests.net.in_process import wait_until
+from tests.net.in_process import is_readable, wait_until
 from tests.net.link_peer import PROCESS, Peer, Process, linked_pair
 from tests.net.test_link_routes import change
+from tests.support.daemon import TIMEOUT
 from tests.support.shards import tube_on
 from tests.support.world import START, make_broker
 
@@ -145,3 +148,54 @@ def test_jobs_without_an_answer_are_sent_again(process: Process) -> None:
         peer.send(frames.ANSWER, number, message({"value": answers}))
     wait_until(lambda: not outbox(process))
     assert list(process.broker.jobs) == [ids[1]]
+
+
+def ask(sock: socket.socket, line: bytes) -> bytes:
+    """Return the reply to *line*, whole since it is short; both processes run meanwhile."""
+    sock.sendall(line + b"\r\n")
+    wait_until(lambda: is_readable(sock))
+    return sock.recv(65536)
+
+
+@pytest.mark.parametrize("front", [0, 1])
+def test_arrived_job_is_found_while_the_answer_is_held(pair: list[Process], front: int) -> None:
+    is_released, handlers = Event(), pair[1].links.handlers
+    accept = handlers["accept-jobs"]
+
+    def hold(source: int, arguments: Message) -> Message:
+        answer = accept(source, arguments)
+        is_released.wait()
+        return answer
+
+    handlers["accept-jobs"] = hold
+    id = put(pair[0])
+    move(pair[0], id)
+    wait_until(lambda: id in pair[1].broker.jobs)
+    assert id in outbox(pair[0])
+    with socket.create_connection(("127.0.0.1", pair[front].port), TIMEOUT) as client:
+        assert ask(client, b"watch %b" % THERE) == b"WATCHING 2\r\n"
+        assert ask(client, b"reserve") == b"RESERVED %d 1\r\nx\r\n" % id
+        for verb, reply in ((b"touch", b"TOUCHED"), (b"delete", b"DELETED"), (b"delete", b"NOT_FOUND")):
+            assert ask(client, b"%b %d" % (verb, id)) == reply + b"\r\n"
+    is_released.set()
+    wait_until(lambda: not outbox(pair[0]))
+    assert not pair[0].broker.jobs
+
+
+def test_job_that_has_not_arrived_counts_as_held_by_another_client(process: Process) -> None:
+    """The peer has read the call, and does not know of the job: it skips each command about it."""
+    peer = process.linked("a1", 1)
+    change(process, {0: PROCESS, 1: "a1"})
+    id = put(process)
+    move(process, id)
+    read_message(peer, frames.CALL)
+    with socket.create_connection(("127.0.0.1", process.port), TIMEOUT) as client:
+        for verb, reply in ((b"delete", b"NOT_FOUND\r\n"), (b"peek", b"FOUND %d 1\r\nx\r\n" % id)):
+            client.sendall(b"%b %d\r\n" % (verb, id))
+            while (found := peer.read())[0] != frames.DATA:
+                pass
+            assert found[2] == b"expect 1\r\n%b %d\r\n" % (verb, id)
+            peer.send(frames.END, found[1], b"SKIPPED\r\n")
+            assert peer.read() == (frames.DATA, found[1], b"continue\r\n")
+            wait_until(lambda: is_readable(client))
+            assert client.recv(65536) == reply

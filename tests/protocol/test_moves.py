@@ -78,6 +78,21 @@ def test_dead_letter_moves_to_another_shard_and_keeps_its_id(queue: Shards, fron
 
 
 @pytest.mark.parametrize("front", range(3))
+def test_delete_batch_finds_jobs_that_have_moved(queue: Shards, front: int) -> None:
+    client = queue.client(2)
+    ids = [put(client, tube) for tube in (HERE, THERE, ELSEWHERE) for _ in range(3)]
+    for id, tube in zip(ids, (HERE, THERE, ELSEWHERE) * 3, strict=True):
+        for owner in queue.shards:
+            if id in owner.broker.jobs:
+                editing.edit_job(owner.broker, id, queue.now, tube=tube)
+    queue.settle()
+    assert len([id for id in ids if places(queue, id) != [queue.shards[0].ids.home(id)]]) == 6
+    line = b" ".join([b"delete-batch", *[b"%d" % id for id in [*ids, ids[1], 10_000]]])
+    assert queue.client(front).send(line + b"\r\n") == b"DELETED_BATCH 9 2\r\n"
+    assert not any(shard.broker.jobs or (shard.broker.moves and shard.broker.moves.locations) for shard in queue.shards)
+
+
+@pytest.mark.parametrize("front", range(3))
 def test_replies_of_a_pipeline_stay_in_order(queue: Shards, front: int) -> None:
     set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
     client = queue.client(front)

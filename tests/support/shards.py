@@ -247,7 +247,9 @@ class Shard(BrokerListener):
                 facts = json.dumps([encode_job(job, job.body or b"") for job in jobs])
                 bodies = b"".join([job.body or b"" for job in jobs])
                 owner = self.queue.shards[to]
-                self.post(owner, partial(owner.take_moves, self, facts, bodies, news))
+                moves.sent.update([job.id for job in jobs])
+                if not self.queue.loses_moves:
+                    self.post(owner, partial(owner.take_moves, self, facts, bodies, news))
 
     def take_moves(self, source: Shard, facts: str, bodies: bytes, news: list[tuple[int, Location]]) -> None:
         answers, at = [], 0
@@ -257,7 +259,8 @@ class Shard(BrokerListener):
             refusal = moving.accept(self.broker, job, hops, source.number, kind, self.queue.now)
             answers.append((job.id, hops, refusal))
         moving.hear(self.broker, source.number, [(id, at.shard, at.hops) for id, at in news], self.queue.now)
-        self.post(source, partial(source.end_moves, self.number, answers, news))
+        if not self.queue.loses_answers:
+            self.post(source, partial(source.end_moves, self.number, answers, news))
 
     def end_moves(self, peer: int, answers: list[tuple[int, int, int]], news: list[tuple[int, Location]]) -> None:
         self.calling.discard(peer)
@@ -378,6 +381,8 @@ class Shards:
         self.links: dict[tuple[int, int], deque[Callable[[], None]]] = {}
         self.woken: deque[Callable[[], None]] = deque()
         self.cuts: set[frozenset[int]] = set()
+        self.loses_moves: bool = False  # before they arrive; until `repeat_moves`, they are not sent again
+        self.loses_answers: bool = False  # to moves that have arrived
         self.processes = 0
         self.shards = [Shard(self, IdSequence(base, count, number), limits, pins) for number in range(count)]
 
@@ -407,6 +412,13 @@ class Shards:
             assert steps < MAX_STEPS, "the shards send messages without end"
         for shard in self.shards:
             invariants.check(shard.broker)
+
+    def repeat_moves(self) -> None:
+        """Send the moves again whose answers are lost, and lose no more."""
+        self.loses_moves = self.loses_answers = False
+        for shard in self.shards:
+            shard.calling.clear()
+        self.settle()
 
     def advance(self, seconds: float) -> None:
         """Advance the time; tick each broker when it has requested it."""

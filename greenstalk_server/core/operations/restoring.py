@@ -100,6 +100,7 @@ def _restore_job(broker: Broker, job: Job, reservation: Reservation | None, now:
         attach_tags(broker, job)
     if is_moving(job.cold.travel) and broker.moves is not None:
         hold(broker, job)
+        broker.moves.sent.add(job.id)
     elif reservation is not None:
         _restore_reserved(broker, job, reservation, now)
     elif job.state == READY:

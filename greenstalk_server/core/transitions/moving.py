@@ -6,6 +6,7 @@ See greenstalk_server.core.moves for the state, and `departing` for the jobs tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_attributes import DeadLetter
@@ -45,6 +46,36 @@ def departing_copy(job: Job, body: bytes) -> Job:
     if travel.kind == job_history.REDRIVEN:
         copy.expires_from = travel.at
     return copy
+
+
+Place: TypeAlias = tuple[int, int]
+"""A shard, and the number of the move that may have taken a job there."""
+
+HERE: Final[Place] = (-1, 0)
+UNKNOWN: Final[Place] = (NOWHERE, 0)
+
+
+def find(broker: Broker, id: int, hops: int = 0) -> Place:
+    """Return where a command about the job *id* is served, for an asker that knows of its move number *hops*.
+
+    The result is HERE, or another shard to ask, or UNKNOWN: the move has not ended here. If a shard to ask does not
+    know of the move, this shard must be asked again, and then it does not name the same shard for the same move.
+    """
+    moves = moves_of(broker)
+    job = broker.jobs.get(id)
+    if job is not None:
+        if not hops and id not in moves.sent:
+            return HERE
+        travel = Travel.unpack(job.travel)
+        if id in moves.sent and travel.hops >= hops:
+            return broker.tube_shards.shard_of(travel.target), travel.hops + 1
+        return HERE if travel.hops + 1 >= hops else UNKNOWN
+    location = moves.locations.get(id, NO_LOCATION)
+    if location.hops < hops:
+        return UNKNOWN
+    if location.shard == NOWHERE or not (hops or id >= broker.ids.base):
+        return HERE  # a job with an id from before the queue had several shards is looked for on all shards
+    return location.shard, location.hops
 
 
 def accept(broker: Broker, job: Job, hops: int, source: int, kind: int, now: int) -> int:
