@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -9,12 +10,14 @@ from typing import Final
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.security import generate_password_hash
+from werkzeug.test import TestResponse
 
 from greenstalk_server.config.tables.roles import Rights, Role, User
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import putting
 from greenstalk_server.net.link_calls import CallHandler, Message
+from greenstalk_server.web.auth import forwarding
 from greenstalk_server.web.auth.forwarding import END, NEXT, Sender
 from greenstalk_server.web.framework.access import NOBODY
 from greenstalk_server.web.framework.shards import Shards
@@ -107,3 +110,46 @@ def test_two_names_of_a_tube_give_no_access_to_one_that_is_not_allowed(
             tube = process.broker.tubes.get(name.encode())
             assert tube is None or (tube.paused_until, tube.cmd_delete, tube.total_jobs) == (0, 0, 1)
         assert not process.broker.tubes.keys() - {b"default"} - {each.encode() for each in MINE + HIDDEN}
+
+
+def export(visitor: FlaskClient) -> TestResponse:
+    """Return the beginning of a response of the other process that has several pieces."""
+    return visitor.get(f"/export?q=size:>1000&tube={MINE[1]}&format=jsonl", buffered=False)
+
+
+@pytest.fixture
+def long_export(processes: list[Process]) -> None:
+    for _ in range(2 * forwarding.PIECE // 60_000):
+        assert putting.put_into(processes[1].broker, MINE[1].encode(), 0, 0, SECOND, b"x" * 60_000, 0) > 0
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not any(record.exc_info for record in found)
+    return [record.getMessage() for record in found]
+
+
+@pytest.mark.usefixtures("long_export")
+def test_response_for_which_there_is_no_room_is_refused_with_one_line(
+    visitor: FlaskClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(export(visitor).data) > 2 * forwarding.PIECE - 60_000
+    monkeypatch.setattr(forwarding, "MAX_RESPONSES", 0)
+    response = export(visitor)
+    assert response.status_code == 503
+    assert "Too many large responses are being sent." in response.text
+    assert lines(caplog) == ["dashboard: refused a call of shard 0: Too many large responses are being sent."]
+
+
+@pytest.mark.usefixtures("long_export")
+def test_response_whose_rest_is_lost_is_cut_with_one_line_at_each_process(
+    visitor: FlaskClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "UNREAD_TIMEOUT", -1.0)
+    response = export(visitor)
+    export(visitor).close()  # drops the rest of the one before, which has not been read for too long
+    with pytest.raises(BrokenPipeError):
+        assert response.data
+    refused, cut = lines(caplog)
+    assert refused == "dashboard: refused a call of shard 0: The response was not read for too long."
+    assert cut.startswith("dashboard: a response is cut: The process of shard 1 does not answer: The response was not")

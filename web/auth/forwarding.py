@@ -315,7 +315,11 @@ class Forwarding:
         response = self._responses.get(message.value)
         if response is None:
             raise ServiceUnavailable("The response was not read for too long.")
-        piece = response.read()
+        try:
+            piece = response.read()
+        except ConnectionError:  # its session has ended
+            self._end(message)
+            raise
         if response.is_over:
             self._responses.pop(message.value, None)
         return Message(0 if response.is_over else message.value, piece)

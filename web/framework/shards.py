@@ -219,9 +219,23 @@ class Shards:
         return call(self._links, shard, name, arguments, timeout)
 
     def handle(self, name: str, handler: Callable[[Message], Message]) -> None:
-        """Answer the call *name* of other shards with *handler*, which may switch."""
+        """Answer the call *name* of other shards with *handler*, which may switch.
+
+        It may raise an HTTPException, or a ConnectionError if the response has to end: the caller gets the reason.
+        """
+
+        def answer(source: int, message: Message) -> Message:
+            try:
+                return handler(message)
+            except HTTPException as error:
+                reason = str(error.description)
+            except ConnectionError as error:
+                reason = str(error)
+            log.warning("dashboard: refused a call of shard %d: %s", source, reason)
+            raise CallError(reason, may_have_run=True)
+
         if self._links is not None:
-            self._links.handlers[name] = lambda _, message: handler(message)
+            self._links.handlers[name] = answer
 
 
 def call(links: Links, shard: int, name: str, arguments: Message, timeout: float) -> Message:
