@@ -1,7 +1,6 @@
 """Jumps of the wall clock of a running server, by an hour forward and back, do not change when anything is due.
 
-libfaketime gives a real server a wall clock that a file sets. The monotonic clock is not changed, as with
-settimeofday(2).
+A file sets the wall clock of a real server. The monotonic clock is not changed, as with settimeofday(2).
 """
 
 from __future__ import annotations
