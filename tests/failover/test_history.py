@@ -148,3 +148,15 @@ def test_longest_gap_between_two_puts() -> None:
     assert made.longest_gap(11.5, 13) == 3
     assert made.longest_gap(10, 15) == 3
     assert made.longest_gap(14.2, 14.5) == 1
+
+
+@pytest.mark.parametrize(("count", "unanswered", "is_possible"), [(1, 0, True), (2, 0, False), (2, 1, True)])
+def test_count_of_reservations_is_that_of_deliveries(count: int, unanswered: int, is_possible: bool) -> None:
+    made = history(PUT_A, *FOUND)
+    made.counts.append((b"a", count, 30))
+    made.unanswered = unanswered
+    if is_possible:
+        made.check()
+    else:
+        with pytest.raises(AssertionError, match="2 reservations of b'a' are counted, and 1 were seen"):
+            made.check()

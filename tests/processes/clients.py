@@ -8,9 +8,10 @@ lives, a client keeps its wait and its jobs.
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
@@ -122,13 +123,13 @@ class Record:
 
 
 class _Client(threading.Thread):
-    """A client, which runs until `is_over` is set.
+    """A client, which runs until `is_over` is set. It connects to each of its ports in turn.
 
     is_settled  whether it has ended, or keeps its connection and its jobs until `may_leave`.
     held        the jobs that it holds.
     """
 
-    def __init__(self, name: str, port: int, record: Record, seed: str) -> None:
+    def __init__(self, name: str, ports: Sequence[int], record: Record, seed: str) -> None:
         super().__init__(name=name, daemon=True)
         self.failure: BaseException | None = None
         self.is_over: threading.Event = threading.Event()
@@ -136,7 +137,7 @@ class _Client(threading.Thread):
         self.may_leave: threading.Event = threading.Event()
         self.held: list[Job] = []
         self.front: int = 0
-        self._port: int = port
+        self._ports: Sequence[int] = ports
         self._record: Record = record
         self._history: History = record.history
         self._random: random.Random = random.Random(f"{seed}/{name}")  # noqa: S311  a seed, no secret
@@ -174,7 +175,7 @@ class _Client(threading.Thread):
         self._lives += 1
         self.front, self._outstanding = 0, []
         try:
-            with Connection(self._port, REPLY_TIMEOUT) as connection:
+            with Connection(self._ports[self._lives % len(self._ports)], REPLY_TIMEOUT) as connection:
                 self._connection = connection
                 self.front = int(connection.stats(b"stats")[b"pid"])
                 self._heard_at = time.monotonic()
@@ -197,6 +198,7 @@ class _Client(threading.Thread):
         shards = frozenset().union(*[sent.shards for sent in self._outstanding])
         what = b" ".join([sent.request[:30] for sent in self._outstanding]).decode(errors="replace")
         since = self._sent_at if self._outstanding else inf
+        self._history.unanswered += sum([sent.request.startswith(b"reserve") for sent in self._outstanding])
         self._record.cuts.append(Cut(self._who, self.front, since, time.monotonic(), shards, what))
 
     def _end_life(self, since: float) -> None:
@@ -217,14 +219,14 @@ class _Client(threading.Thread):
                 self._history.wrong.append(f"{self._who}: {sent.request[:60]!r} was answered {line[:60]!r} {jobs}")
 
     def _read_reply(self) -> tuple[bytes, list[Job]]:
-        """Return the line of a reply, and the jobs in it."""
+        """Return the line of a reply, with the data that follows an OK, and the jobs in it."""
         line = self._connection.read_line()
         if line.startswith(b"RESERVED_BATCH"):
             return line, [self._read_job(self._connection.read_line()) for _ in range(int(line.split()[1]))]
         if line.startswith(b"RESERVED"):
             return line, [self._read_job(line)]
         if line.startswith(b"OK "):
-            self._connection.read(int(line.split()[1]))
+            line += b"\r\n" + self._connection.read(int(line.split()[1]))
         return line, []
 
     def _read_job(self, line: bytes) -> Job:
@@ -295,6 +297,16 @@ class _Client(threading.Thread):
     def _touched(self, job: Job) -> Sent:
         return self.settle(TOUCH, job, b"touch %d\r\n" % job[0], b"TOUCHED", is_repeated=True)
 
+    def count(self, job: Job) -> Sent:
+        """Return a command that reads how many reservations of *job* the server has counted."""
+
+        def answered(reply: bytes, _: list[Job]) -> bool:
+            found = re.search(rb"^reserves: (\d+)\r?$", reply, re.MULTILINE)
+            self._history.counts.append((job[1], int(found[1]) if found else -1, time.monotonic()))
+            return found is not None
+
+        return Sent(b"stats-job %d\r\n" % job[0], answered)
+
     def _begin(self, kind: str, token: bytes) -> Step:
         return self._history.add(Step(self._who, kind, token, time.monotonic()))
 
@@ -356,7 +368,7 @@ class Worker(_Client):
         return act(self.held.pop(self._random.randrange(len(self.held))))
 
     def _delete_one(self, job: Job) -> list[Sent]:
-        return [self.delete(job)]
+        return [self.count(job), self.delete(job)]
 
     def _delete_some(self, job: Job) -> list[Sent]:
         """Delete jobs of all shards with one command."""
@@ -412,8 +424,8 @@ class Holder(_Client):
     held_since  monotonic time of the reservation; infinite if it holds none.
     """
 
-    def __init__(self, number: int, port: int, record: Record, seed: str, ttr: int) -> None:
-        super().__init__(f"holder-{number}", port, record, seed)
+    def __init__(self, number: int, ports: Sequence[int], record: Record, seed: str, ttr: int) -> None:
+        super().__init__(f"holder-{number}", ports, record, seed)
         self.held_since: float = inf
         self._tube: bytes = HOLD_TUBES[number]
         self._ttr: int = ttr
@@ -435,8 +447,8 @@ class Holder(_Client):
 class Waiter(_Client):
     """Waits in a reserve nearly all the time, at two shards."""
 
-    def __init__(self, number: int, port: int, record: Record, seed: str) -> None:
-        super().__init__(f"waiter-{number}", port, record, seed)
+    def __init__(self, number: int, ports: Sequence[int], record: Record, seed: str) -> None:
+        super().__init__(f"waiter-{number}", ports, record, seed)
         tubes = WAIT_TUBES[number:] + WAIT_TUBES[:number]
         self._watched = frozenset([tubes[0], tubes[WAITERS_PER_SHARD]])
 
@@ -445,7 +457,7 @@ class Waiter(_Client):
         self.exchange([Sent(b"ignore default\r\n", lambda line, _: line == b"WATCHING 2")])
         while not self.is_over.is_set():
             self.exchange([self.reserve(b"reserve\r\n", b"", self._watched)])
-            self.exchange([self.delete(self.held.pop())])
+            self.exchange([self.count(self.held[0]), self.delete(self.held.pop())])
 
     def stop(self) -> None:
         """End the wait by closing the connection."""
@@ -463,8 +475,8 @@ class Probe(_Client):
     puts    times when each acknowledged put began and ended, monotonic seconds.
     """
 
-    def __init__(self, shard: int, port: int, record: Record, seed: str) -> None:
-        super().__init__(f"probe-{shard}", port, record, seed)
+    def __init__(self, shard: int, ports: Sequence[int], record: Record, seed: str) -> None:
+        super().__init__(f"probe-{shard}", ports, record, seed)
         self.shard: int = shard
         self.puts: list[tuple[float, float]] = []
 

@@ -10,7 +10,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -201,7 +201,7 @@ class Rounds:
         self._fixed: Sequence[str] | None = flags
         self._flags: Sequence[str] = ()
         self._ids: set[int] = set()
-        self._ends: dict[int, float] = {}  # when each process was ended
+        self._ends: dict[int, float] = {}  # when each process was ended in this round
         self._struck: set[int] = set()  # shards whose time without service is measured
         self._server: Queue = server
         self._ways: dict[str, Callable[[], None]] = {
@@ -272,10 +272,9 @@ class Rounds:
 
     def _load(self, seed: str, hold_ttr: int) -> None:
         """Start the clients of a round. Those that hold jobs come first, and have held them for longer than the ttr."""
-        self._struck = set()
-        record, ports = Record(), itertools.cycle(self._server.ports)
+        record, ports = Record(), self._rotated_ports()
         record.history.keeps_reservations = self.keeps_reservations
-        self._record = record
+        self._record, self._ends, self._struck = record, {}, set()
         self._holders = [Holder(number, next(ports), record, seed, hold_ttr) for number in range(len(HOLD_TUBES))]
         for holder in self._holders:
             holder.start()
@@ -289,6 +288,13 @@ class Rounds:
         self._probes = [Probe(shard, next(ports), record, seed) for shard in range(SHARDS)]
         for client in (*self._workers, *self._waiters, *self._probes):
             client.start()
+
+    def _rotated_ports(self) -> Iterator[Sequence[int]]:
+        """Yield the ports of the server for one client after the other, which begin with different ports."""
+        ports = self._server.ports
+        for number in itertools.count():
+            first = number % len(ports)
+            yield [*ports[first:], *ports[:first]]
 
     def _work(self) -> None:
         time.sleep(self._random.uniform(*WORK_SECONDS))
@@ -451,6 +457,8 @@ class Rounds:
         history, count = self._record.history, 0
         while (job := connection.reserve()) is not None:
             history.deliver(Step("audit", RESERVE, job[1], time.monotonic()), job[0])
+            reserves = int(connection.stats(b"stats-job %d" % job[0])[b"reserves"])
+            history.counts.append((job[1], reserves, time.monotonic()))
             step = history.add(Step("audit", DELETE, job[1], time.monotonic()))
             assert connection.ask(b"delete %d" % job[0]) == b"DELETED"
             step.ended, step.is_done = time.monotonic(), True

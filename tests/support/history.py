@@ -65,6 +65,8 @@ class History:
     keeps_reservations  a disturbance ends no reservation of a client whose connection stays open.
     most_held   maximum of jobs that clients have held at once, by concurrency key.
     duplicates  puts that have added nothing.
+    counts      the number of reservations that the server has counted of a job, and when: token, count, monotonic time.
+    unanswered  reserves without a reply, which may have been counted.
     """
 
     def __init__(self, shards: int = 1) -> None:
@@ -77,6 +79,8 @@ class History:
         self.groups: dict[bytes, tuple[bytes, list[bytes]]] = {}
         self.most_held: Counter[bytes] = Counter()
         self.duplicates: int = 0
+        self.counts: list[tuple[bytes, int, float]] = []
+        self.unanswered: int = 0
         self._held: Counter[tuple[bytes, bytes]] = Counter()  # by server and concurrency key
         self._asked: set[bytes] = set()  # tokens whose delete was sent
         self._steps: list[Step] = []
@@ -198,6 +202,10 @@ class History:
             hang_ups[step.client].append(step.begun)
         for token, steps in by_token.items():
             self._check_job(token, steps, hang_ups)
+        for token, count, at in self.counts:
+            delivered = sum([delivery.begun <= at for delivery in _deliveries(by_token[token])])
+            if count > delivered + self.unanswered:
+                self.wrong.append(f"{count} reservations of {token!r} are counted, and {delivered} were seen")
         for token, (_, members) in self.groups.items():
             for delivery in _deliveries(by_token[token]):
                 for member in members:

@@ -104,8 +104,10 @@ class Connection:
         return int(id), self.read(int(size)).partition(b":")[0]
 
     def stats(self, request: bytes) -> dict[bytes, bytes]:
-        """Return the reply to `stats` or `stats-tube`."""
-        data = self.read(int(self.ask(request).split()[1]))
+        """Return the reply to `stats`, `stats-tube` or `stats-job`."""
+        line = self.ask(request)
+        assert line.startswith(b"OK "), f"{request!r} was answered {line!r}"
+        data = self.read(int(line.split()[1]))
         return dict(line.split(b": ", 1) for line in data.splitlines() if b": " in line)
 
 
