@@ -131,7 +131,7 @@ failover-test: need-failover-test $(VENV)/.installed-dev  ## set up, then fail o
 processes-test: $(VENV)/.installed-dev  ## set up, then kill and pause processes of a loaded server in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.processes --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
-cluster-test: need-failover-test $(VENV)/.installed-dev  ## set up, then kill, pause and move owners of a loaded cluster in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
+cluster-test: need-failover-test $(VENV)/.installed-dev  ## set up, then kill, pause and cut off servers of a loaded cluster in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.processes --postgresql --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(VENV)/.installed-dev  ## set up, then run tests with random examples, and fuzz protocol, journal and imports for SECONDS=1200; ARGS="--keep" adds to the corpus

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.processes.cluster_rounds import ClusterRounds, Servers
 from tests.processes.rounds import Rounds, Server, summary
 from tests.support.cluster import Cluster
+from tests.support.load import Gone
 
 
 def main() -> int:
@@ -31,7 +32,7 @@ def main() -> int:
     with ExitStack() as at_exit:
         if options.postgresql:
             cluster = at_exit.enter_context(Cluster())
-            rounds: Rounds = ClusterRounds(Servers(cluster, directory), options.seed, flags)
+            rounds: Rounds = ClusterRounds(Servers(cluster, directory, options.seed), options.seed, flags)
         else:
             data = directory / "data"
             data.mkdir()
@@ -47,7 +48,7 @@ def _run(rounds: Rounds, options: argparse.Namespace, directory: Path) -> int:
         for _ in range(options.rounds):
             print(rounds.run(options.kind), flush=True)
         rounds.finish()
-    except AssertionError as error:
+    except (AssertionError, OSError, Gone) as error:
         number = len(rounds.reports) + 1
         print(f"FAILED in round {number} ({rounds.kind}), seed {options.seed}; {directory} is kept:\n{error}")
         return 1
