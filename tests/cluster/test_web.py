@@ -98,6 +98,11 @@ class Site:
     def has_changed(self, task: str, jobs: int) -> bool:
         return bool(self.api("GET", f"/tasks/{task}")["changed"] == jobs)
 
+    def ended(self, task: Any) -> Any:
+        """Return *task* of the API as it is at its end."""
+        until(lambda: self.api("GET", f"/tasks/{task['id']}")["state"] != "running")
+        return self.api("GET", f"/tasks/{task['id']}")
+
     def live(self, page: str, **args: object) -> Any:
         return json.loads(self.page(f"/live?{urlencode({'page': page, **args})}"))
 
@@ -217,6 +222,51 @@ def test_policy_is_set_and_removed_on_every_shard(site: Site) -> None:
     assert found == [3] * 9
     site.api("DELETE", "/policies/name", status=204)
     assert [site.api("GET", "/tube", tube=name)["policy"] for name in names] == [{}] * 9
+
+
+def test_dry_run_of_a_policy_counts_the_jobs_of_all_shards(site: Site) -> None:
+    names = site.tubes("dry")
+    for place, name in enumerate(names):
+        site.put(name, count=place + 1)
+    document = {"tubes": ["dry*", "default"], "max_jobs": 4, "overflow": "drop-oldest"}
+    task = site.ended(site.api("POST", "/policies/dry/dry-run", document, 202))
+    effect = task["effect"]
+    assert (task["state"], effect["tubes"], effect["changed_tubes"]) == ("done", 10, 10)
+    assert (effect["jobs"], effect["evicted"]) == (45, 1 + 2 + 3 + 4 + 5)
+    assert set(effect["sample"]) == {*names, "default"}
+    assert "15" in site.page(f"/policy?task={task['id']}")
+    site.api("GET", "/policies/dry", status=404)
+
+
+def errors_of(site: Site, jobs: str = "buried") -> Any:
+    """Return the grouped errors of all tubes."""
+    query: dict[str, Any] = {"jobs": jobs, "refresh": "true"}
+    while True:
+        found = site.api("GET", "/errors", **query)
+        if found["state"] != "running":
+            assert found["state"] == "done"
+            return found
+        query = {"jobs": jobs}
+
+
+def test_errors_of_all_shards_are_in_one_list(site: Site) -> None:
+    names = site.tubes("error")
+    for place, name in enumerate(names):
+        for _ in range(place + 1):
+            for error in ("no route to 7", f"only in {'abc'[shard_of(name)]}"):
+                [id] = site.put(name, json.dumps({"error": error}).encode())
+                site.api("POST", f"/jobs/{id}/bury")
+    groups = {group["error"]: group for group in errors_of(site)["groups"]}
+    group = groups["no route to #"]
+    assert (group["jobs"], group["new"]) == (45, 45)
+    assert group["tubes"] == names[: -len(group["tubes"]) - 1 : -1]
+    assert (len(group["tubes"]), group["other_tubes"]) == (5, 4)
+    assert site.api("GET", f"/jobs/{group['sample']}")["tube"] == names[-1]
+    assert sum([groups[f"only in {letter}"]["jobs"] for letter in "abc"]) == 45
+    page = site.page("/errors")
+    assert "no route to #" in page and all(name in page for name in group["tubes"])
+    worst = site.page("/attention")
+    assert "no route to #" in worst
 
 
 def test_connections_of_all_processes_have_numbers_that_lead_to_them(site: Site) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from html import unescape
 
+import msgspec
 import pytest
 from flask.testing import FlaskClient
 from hypothesis import given
@@ -289,3 +290,26 @@ def test_queries_of_the_groups_divide_the_jobs(errors: list[str]) -> None:
         assert len(ids) == group.jobs and group.sample in ids
         found += ids
     assert sorted(found) == [one.id for one in jobs]
+
+
+# Groups of several shards
+
+
+def test_parts_of_shards_add_up_to_the_groups_of_all_jobs() -> None:
+    words = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(MAX_GROUPS + 30)]
+    whole, parts = ErrorGroups(Query(), (), 0), [ErrorGroups(Query(), (), 0) for _ in range(2)]
+    for place, word in enumerate([*words, *words[:7]]):
+        body = json.dumps(failing(word)).encode()
+        failed = job(id=place, body=body)
+        for groups in (whole, parts[place % 2]):
+            groups.add(failed, body)
+    whole.close(Pace())
+    for part in parts:
+        part.close(Pace(), limit=500)
+    merged, sent = ErrorGroups(Query(), (), 0), [json.loads(msgspec.json.encode(part.part())) for part in parts]
+    for _ in range(2):  # a task merges what it has so far, again and again
+        merged.merge({0: parts[0].part(), 1: sent[1]})
+    assert {group.error: group.jobs for group in merged.groups[:7]} == dict.fromkeys(words[:7], 2)
+    assert [group.jobs for group in merged.groups] == [group.jobs for group in whole.groups]
+    assert (merged.total, merged.others, merged.other_groups) == (whole.total, whole.others, whole.other_groups)
+    assert (merged.is_closed, merged.worst.keys(), merged.fields) == (True, whole.worst.keys(), whole.fields)

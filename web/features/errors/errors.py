@@ -1,4 +1,4 @@
-"""The errors of a tube, or of all tubes, found by a task that groups the failed jobs by their errors.
+"""The errors of a tube, or of all tubes of all shards, found by a task that groups the failed jobs by their errors.
 
 Requests for the same jobs share a running task. They also share a finished task for ten times as long as the task took,
 so grouping takes at most a tenth of the server's time, however often the page is loaded.
@@ -18,13 +18,14 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.task_parts import TaskParts
 from greenstalk_server.web.changes.tasks import DONE, Task, Tasks
-from greenstalk_server.web.features.errors.groups import ErrorGroups
+from greenstalk_server.web.features.errors.groups import MAX_GROUPS, MAX_PART_GROUPS, ErrorGroups
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
-from greenstalk_server.web.reads.jobs.query import ANY, REASON, Query, Term, TextMatch
+from greenstalk_server.web.reads.jobs.query import ANY, REASON, Query, Term, TextMatch, parse
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 from greenstalk_server.web.reads.tubes import each_tube
 
@@ -39,6 +40,9 @@ MAX_BURIED_IDS: Final = 200_000
 
 With more, the ids of all jobs of the server are scanned, at 0.8 s per million.
 """
+
+ERRORS: Final = "errors"
+"""The kind of the parts of a grouping of all shards."""
 
 STATES: Final = (BURIED, READY, DELAYED)
 """States that a principal can select for grouping."""
@@ -57,13 +61,15 @@ ALL_DEAD_LETTERS: Final = Query((Term(REASON, TextMatch(ANY)), NOT_RESERVED))
 
 
 class TubeErrors:
-    """The errors of the tubes of one broker."""
+    """The errors of each tube of one broker, and of all tubes of all shards."""
 
-    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks) -> None:
+    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks, parts: TaskParts) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._tasks: Tasks = tasks
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
+        self._parts: TaskParts = parts
+        parts.register(ERRORS, self._start_part, lambda task: task.subject_as(ErrorGroups).part())
 
     def start(self, tube: Tube, state: int, path: Path, is_fresh: bool = False) -> Task:
         """Group the failed jobs of *tube*, or return the task of the same grouping. Does not switch.
@@ -114,8 +120,7 @@ class TubeErrors:
         back: Callable[[], str],
         is_listed: bool = True,
     ) -> Task:
-        if not principal().sees_bodies:
-            raise Forbidden("Job bodies are hidden from you, so you cannot see their errors.")
+        _require_bodies()
         found = self._latest(query, path)
         if found is not None and (found.is_running or (not is_fresh and self._is_recent(found))):
             return found
@@ -123,13 +128,24 @@ class TubeErrors:
         return self._tasks.start(
             f"Errors of {query}",
             groups,
-            lambda task: self._work(task, groups),
+            self._work_of(groups),
             kind="errors",
             endpoint=endpoint,
             needs_bodies=True,
             back=back,
             is_listed=is_listed,
         )
+
+    def _work_of(self, groups: ErrorGroups) -> Callable[[Task], None]:
+        if not self._parts.spans(groups.query.tube):
+            return lambda task: self._work(task, groups)
+        return self._parts.work(ERRORS, self._parts.everywhere(q=str(groups.query)), groups.merge)
+
+    def _start_part(self, q: str) -> Task:
+        """Group the jobs of this shard that match *q*."""
+        _require_bodies()
+        groups = ErrorGroups(parse(q), (), self._clock())
+        return self._tasks.start("", groups, lambda task: self._work(task, groups, MAX_PART_GROUPS), is_part=True)
 
     def _latest(self, query: Query, path: Path) -> Task | None:
         return self._tasks.latest(
@@ -158,8 +174,8 @@ class TubeErrors:
             return candidate_ids(self._broker, query)
         return sum([len(tube.buried) for tube in tubes]), chain.from_iterable(map(_buried_ids, tubes))
 
-    def _work(self, task: Task, groups: ErrorGroups) -> None:
-        """Group the jobs. Switches."""
+    def _work(self, task: Task, groups: ErrorGroups, limit: int = MAX_GROUPS) -> None:
+        """Group the jobs, and keep the first *limit* groups. Switches."""
         task.total, ids = self._candidates(groups.query)
         matcher = JobMatcher(
             self._broker, groups.query, self._clock(), task.checkpoint, lambda job: job.size <= MAX_PARSED
@@ -171,8 +187,13 @@ class TubeErrors:
                     task.matched += 1
                 task.scanned += 1
         finally:
-            groups.close(Pace())
+            groups.close(Pace(), limit)
         task.total = task.scanned  # jobs may be deleted before the scan reaches them
+
+
+def _require_bodies() -> None:
+    if not principal().sees_bodies:
+        raise Forbidden("Job bodies are hidden from you, so you cannot see their errors.")
 
 
 def _buried_ids(tube: Tube) -> list[int]:

@@ -7,11 +7,12 @@ with the normalised error. Jobs without an error are grouped by the reason why t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from operator import attrgetter
-from typing import Annotated, Final, Literal
+from collections.abc import Iterable, Mapping
+from operator import attrgetter, itemgetter
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct, convert
+from msgspec.structs import replace
 
 from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
@@ -42,6 +43,9 @@ from greenstalk_server.web.reads.jobs.query import ANY, REASON, Query, Term, Tex
 
 MAX_GROUPS: Final = 50
 """Maximum groups of a result: the most common errors. Further groups are only counted."""
+
+MAX_PART_GROUPS: Final = 500
+"""Maximum groups of a shard that are added to those of the other shards: the most common errors there."""
 
 MAX_DISTINCT: Final = 2000
 """Maximum groups counted; jobs with further errors are counted together. 2000 groups need about 2 MB."""
@@ -106,6 +110,74 @@ class ErrorGroup(ResponseModel):
     ]
 
 
+class CountedGroup(Struct):
+    """The jobs with one error, on one shard or on all.
+
+    The fields are those of ErrorGroup, except:
+
+    error, reason   the error, or if it is empty, the DeadLetterReason of the jobs; 0 if they are not dead letters.
+    tubes           the tubes with most of the jobs, with the numbers of these.
+    dead_letters    number of dead letters among the jobs.
+    unready         number of jobs that are not ready, so that a kick would change them.
+    first_at, last_at   nanoseconds.
+    """
+
+    error: str
+    reason: int
+    jobs: int
+    new: int
+    tubes: list[tuple[str, int]]
+    other_tubes: int
+    dead_letters: int
+    unready: int
+    first_at: int
+    last_at: int
+    sample: int
+    sample_error: str
+    sample_body: str
+
+    def add(self, other: CountedGroup) -> None:
+        """Add the jobs of *other*, which has the same error and other tubes."""
+        self.jobs += other.jobs
+        self.new += other.new
+        self.dead_letters += other.dead_letters
+        self.unready += other.unready
+        self.first_at = min(self.first_at, other.first_at)
+        if other.last_at > self.last_at:
+            self.last_at, self.sample = other.last_at, other.sample
+            self.sample_error, self.sample_body = other.sample_error, other.sample_body
+        ranked = sorted([*self.tubes, *other.tubes], key=itemgetter(1), reverse=True)
+        self.tubes, rest = ranked[:MAX_NAMED_TUBES], ranked[MAX_NAMED_TUBES:]
+        self.other_tubes += other.other_tubes + len(rest)
+
+    def model(self, q: str) -> ErrorGroup:
+        """Return the group as the API shows it; *q* finds its jobs."""
+        return model_of(
+            ErrorGroup,
+            self,
+            tubes=[name for name, _ in self.tubes],
+            error=self.error or None,
+            reason=REASONS.get(self.reason),
+            first_at=instant(self.first_at),
+            last_at=instant(self.last_at),
+            q=q,
+            retry="redrive" if 2 * self.dead_letters >= self.jobs else "kick" if self.unready else None,
+        )
+
+
+class ErrorPart(Struct):
+    """The groups of one shard; the fields are those of ErrorGroups."""
+
+    counted: list[CountedGroup]
+    total: int
+    others: int
+    other_groups: int
+    unread: int
+    fields: list[str]
+    worst: dict[str, tuple[str, int]]
+    is_closed: bool
+
+
 class _Count:
     """The jobs with one error so far.
 
@@ -150,21 +222,15 @@ class _Count:
         self.dead_letters += bool(job.dead_letter)
         self.unready += job.state != READY
 
-    def model(self, q: str) -> ErrorGroup:
-        """Return the group; *q* finds its jobs."""
-        named = [name.decode() for name, _ in self.tubes.most_common(MAX_NAMED_TUBES)]
+    def counted(self) -> CountedGroup:
+        """Return the group."""
+        named = [(name.decode(), jobs) for name, jobs in self.tubes.most_common(MAX_NAMED_TUBES)]
         return model_of(
-            ErrorGroup,
+            CountedGroup,
             self,
             tubes=named,
             other_tubes=len(self.tubes) - len(named),
-            error=self.error or None,
-            reason=REASONS.get(self.reason),
-            first_at=instant(self.first_at),
-            last_at=instant(self.last_at),
             sample_body=row_preview(self.sample_body),
-            q=q,
-            retry="redrive" if 2 * self.dead_letters >= self.jobs else "kick" if self.unready else None,
         )
 
 
@@ -174,7 +240,8 @@ class ErrorGroups:
     groups          the most common groups first, once `close` was called.
     total           number of jobs, including *others* and *unread*.
     others          number of jobs in groups that *groups* leaves out.
-    other_groups    number of these groups, at most MAX_DISTINCT; more are not counted.
+    other_groups    number of these groups, at most MAX_DISTINCT; more are not counted. With several shards it may be
+                    too low.
     unread          number of jobs whose bodies cannot be read back from the disk.
     fields          paths of the fields of the first jobs.
     is_closed       whether `close` was called.
@@ -195,6 +262,7 @@ class ErrorGroups:
         self._now: int = now
         self._tube_counts: int = 0
         self._found: dict[tuple[str, int], _Count] = {}
+        self._counted: list[CountedGroup] = []
         self._fields: dict[str, None] = {}
 
     @property
@@ -225,11 +293,12 @@ class ErrorGroups:
         if self.total <= SUGGESTED_FROM and len(self._fields) < MAX_SUGGESTED:
             self._fields.update(dict.fromkeys(field_paths(parse_body(body))))
 
-    def close(self, pace: Pace) -> None:
-        """Rank the groups, and keep only the first MAX_GROUPS. May switch between two groups."""
+    def close(self, pace: Pace, limit: int = MAX_GROUPS) -> None:
+        """Rank the groups, and keep only the first *limit*. May switch between two groups."""
         ranked = sorted(self._found.values(), key=attrgetter("jobs"), reverse=True)
-        first, rest = ranked[:MAX_GROUPS], ranked[MAX_GROUPS:]
-        self.groups = [count.model(str(self._query_of(count))) for count in pace.each(first)]
+        first, rest = ranked[:limit], ranked[limit:]
+        self._counted = [count.counted() for count in pace.each(first)]
+        self.groups = [self._model(count) for count in pace.each(self._counted[:MAX_GROUPS])]
         self.others += sum([count.jobs for count in rest])
         self.other_groups = len(rest)
         for count in pace.each(first):
@@ -238,6 +307,36 @@ class ErrorGroups:
                     self.worst[name] = count.error, jobs
         self._found, self.is_closed = {}, True
 
+    def part(self) -> ErrorPart:
+        """Return the groups of this shard, for `merge` at another one."""
+        worst = {name.decode(): found for name, found in self.worst.items()}
+        return model_of(ErrorPart, self, counted=self._counted, fields=list(self.fields), worst=worst)
+
+    def merge(self, results: Mapping[int, Any]) -> None:
+        """Add up the *results* of `part` of all shards. May switch."""
+        parts, pace = [convert(result, ErrorPart) for result in results.values()], Pace()
+        self.total, self.unread = sum([part.total for part in parts]), sum([part.unread for part in parts])
+        self._fields = dict.fromkeys([path for part in parts for path in part.fields][:MAX_SUGGESTED])
+        if not all(part.is_closed for part in parts):
+            return
+        found: dict[tuple[str, int], CountedGroup] = {}
+        for group in pace.each([group for part in parts for group in part.counted]):
+            key = group.error, group.reason
+            if (known := found.get(key)) is not None:
+                known.add(group)
+            else:
+                found[key] = replace(group)  # *results* must stay as they are
+        ranked = sorted(found.values(), key=attrgetter("jobs"), reverse=True)
+        rest = ranked[MAX_GROUPS:]
+        self.groups = [self._model(group) for group in pace.each(ranked[:MAX_GROUPS])]
+        self.others = sum([part.others for part in parts]) + sum([group.jobs for group in rest])
+        self.other_groups = max([part.other_groups for part in parts], default=0) + len(rest)
+        self.worst = {name.encode(): worst for part in parts for name, worst in part.worst.items()}
+        self.is_closed = True
+
+    def _model(self, group: CountedGroup) -> ErrorGroup:
+        return group.model(str(self._query_of(group)))
+
     def _count_tube(self, group: _Count, name: bytes) -> None:
         if name not in group.tubes:
             if len(group.tubes) == MAX_TUBES or self._tube_counts == MAX_TUBE_COUNTS:
@@ -245,7 +344,7 @@ class ErrorGroups:
             self._tube_counts += 1
         group.tubes[name] += 1
 
-    def _query_of(self, count: _Count) -> Query:
+    def _query_of(self, count: CountedGroup) -> Query:
         """Return the query that matches exactly the jobs of *count*."""
         name = ".".join((ERROR, *self.path))
         if count.error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
+from msgspec import convert
 from werkzeug.exceptions import NotFound, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
@@ -25,19 +26,28 @@ from greenstalk_server.core.tube_names import any_of
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.task_model import PolicyEffect
+from greenstalk_server.web.changes.task_parts import Results, TaskParts
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskFailed, Tasks
 from greenstalk_server.web.features.marks.marks import POLICY, Marks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal, require_full_view
 from greenstalk_server.web.framework.api.values import model_of
 from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.framework.shards import ALONE, Shards
+from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS
 from greenstalk_server.web.store.audit import Audit
 
 SET: Final = "policies.set"
 REMOVE: Final = "policies.remove"
 """Questions to the other shards."""
+
+DRY_RUN: Final = "policy-dry-run"
+"""The kind of the parts of a dry run of all shards."""
+
+COUNTS: Final = (
+    "tubes", "changed_tubes", "jobs", "expired", "dead_lettered", "buried", "evicted", "over_cap", "held",
+)  # fmt: skip
+"""The numbers of an Effect."""
 
 MAX_DRY_RUN_TIME: Final = 60.0
 """Maximum duration of a dry run in seconds; a longer one fails."""
@@ -100,9 +110,21 @@ class Effect:
     held: int = 0
     warnings: list[str] = field(default_factory=list)
 
+    def model(self) -> PolicyEffect:
+        """Return the effect as the API shows it."""
+        return model_of(PolicyEffect, self, policy=self.policy.name)
+
+    def merge(self, results: Results) -> None:
+        """Set the effect to the sum of those of all shards."""
+        effects = [convert(result, PolicyEffect) for result in results.values()]
+        for name in COUNTS:
+            setattr(self, name, sum([getattr(effect, name) for effect in effects]))
+        self.sample = [tube for effect in effects for tube in effect.sample][:SAMPLE_SIZE]
+        self.warnings = list(dict.fromkeys([warning for effect in effects for warning in effect.warnings]))
+
 
 class PolicyChanges:
-    """The policies of one broker."""
+    """The policies of one broker, and of those of the other shards."""
 
     def __init__(
         self,
@@ -112,7 +134,8 @@ class PolicyChanges:
         audit: Audit,
         tasks: Tasks,
         marks: Marks,
-        shards: Shards = ALONE,
+        shards: Shards,
+        parts: TaskParts,
     ) -> None:
         """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
         self._broker: Broker = broker
@@ -122,6 +145,8 @@ class PolicyChanges:
         self._marks: Marks = marks
         self._commit: Callable[[], bool] = commit
         self._shards: Shards = shards
+        self._parts: TaskParts = parts
+        parts.register(DRY_RUN, self._start_part, lambda task: task.subject_as(Effect).model())
         shards.answer(SET, self._set_here)
         shards.answer(REMOVE, self._remove_here)
 
@@ -200,12 +225,28 @@ class PolicyChanges:
         return self._tasks.start(
             f"Dry run: set the policy {policy.name}",
             effect,
-            lambda task: _DryRun(self._broker, effect, task, self._clock()).work(),
+            self._work_of(effect),
             kind="policy-dry-run",
-            details=lambda: {"effect": model_of(PolicyEffect, effect, policy=policy.name)},
+            details=lambda: {"effect": effect.model()},
             endpoint="policy",
             facts=(Fact("Policy", policy.name), Fact("Tubes", ", ".join(policy.tubes)[:200])),
         )
+
+    def _work_of(self, effect: Effect) -> Callable[[Task], None]:
+        if not self._parts.spans(""):
+            return lambda task: self._count(task, effect)
+        policy = effect.policy
+        asked = self._parts.everywhere(name=policy.name, document=policy.document())
+        return self._parts.work(DRY_RUN, asked, effect.merge)
+
+    def _start_part(self, name: str, document: dict[str, Any]) -> Task:
+        """Start the part of this shard of a dry run that the home process has checked."""
+        require_full_view("The effect of a policy")
+        effect = Effect(parse_policy(name, document))
+        return self._tasks.start("", effect, lambda task: self._count(task, effect), is_part=True)
+
+    def _count(self, task: Task, effect: Effect) -> None:
+        _DryRun(self._broker, effect, task, self._clock(), self._shards.owns).work()
 
     def warnings(self) -> list[str]:
         """Return a message for each loop of dead letters."""
@@ -294,9 +335,10 @@ class _Tally:
 
 
 class _DryRun:
-    """Counts an Effect as of *now*."""
+    """Counts an Effect as of *now*, on the tubes that *owns* selects."""
 
-    def __init__(self, broker: Broker, effect: Effect, task: Task, now: int) -> None:
+    def __init__(self, broker: Broker, effect: Effect, task: Task, now: int, owns: Callable[[bytes], bool]) -> None:
+        self._owns: Callable[[bytes], bool] = owns
         self._broker: Broker = broker
         self._effect: Effect = effect
         self._task: Task = task
@@ -336,7 +378,7 @@ class _DryRun:
             old, new = before.effective(name), after.effective(name)
             is_changed = _values(old) != _values(new)
             tube = self._broker.tubes.get(name)
-            if tube is not None and (is_match or is_changed):
+            if tube is not None and self._owns(name) and (is_match or is_changed):
                 effect.tubes += is_match
                 effect.changed_tubes += is_changed
                 effect.jobs += tube.job_count

@@ -19,7 +19,7 @@ class ResponseModel(Struct, kw_only=True):
     """Base class of response bodies."""
 
 
-Model = TypeVar("Model", bound=ResponseModel)
+Model = TypeVar("Model", bound=Struct)
 
 
 def model_of(kind: type[Model], source: object, /, **others: Any) -> Model:
