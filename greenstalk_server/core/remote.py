@@ -30,6 +30,7 @@ class RemoteReservations:
     session     number of the session at that process.
     reserved    number of the last reservation; 0 if there was none.
     numbers     numbers of the reservations that have not ended, by the job's id.
+    unresumed   ids of the jobs of a suspended client that this one is still to get, the last one first.
     """
 
     def __init__(self, front: str, session: int) -> None:
@@ -37,6 +38,7 @@ class RemoteReservations:
         self.session: int = session
         self.reserved: int = 0
         self.numbers: dict[int, int] = {}
+        self.unresumed: list[int] = []
 
     def note_reserved(self, id: int) -> None:
         """Number the reservation of the job *id*."""

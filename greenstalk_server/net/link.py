@@ -25,7 +25,7 @@ import gevent
 from gevent import get_hub
 from gevent.event import Event
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.operations import connecting, suspending
 from greenstalk_server.core.remote import RemoteReservations
@@ -34,6 +34,7 @@ from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link_calls import CallHandler, LinkCalls
 from greenstalk_server.net.poller import Handler, Poller
 from greenstalk_server.protocol import link_frames as frames
+from greenstalk_server.protocol.costs import DISCONNECT_COST
 from greenstalk_server.protocol.front_channel import NO_SHARD, Channel
 from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
 from greenstalk_server.protocol.session import Session
@@ -212,7 +213,8 @@ class ServedClient(Handler):
         self.session: Session = host.make_session(partial(host.poller.queue, self), facts)
         client = self.session.client
         connecting.become_remote(host.broker, client, link, self.remote)
-        suspending.resume(host.broker, client, facts["reserved"], host.clock())
+        if suspending.resume(host.broker, client, facts["reserved"], host.clock()):
+            host.poller.queue(self)
         client.number, client.address, client.name = facts["number"], facts["address"], facts["name"]
         client.connected_at = host.clock()
         client.hang_up = self._hang_up
@@ -241,6 +243,9 @@ class ServedClient(Handler):
         session = self.session
         if self._is_closed:
             return b""
+        if self.resume_some(now):
+            self._poller.queue(self)
+            return b""
         if self._is_ending:
             self._finish(now, limit)
             return b""
@@ -262,6 +267,13 @@ class ServedClient(Handler):
         if session.is_closing or session.has_more or self._input or self._told:
             self._poller.queue(self)
         return b"" if self._is_quiet else self._settle_slice(out, promised)
+
+    def resume_some(self, now: int) -> bool:
+        """Take a slice of the jobs of the session from before the loss of a link; return whether more follow."""
+        if not self.remote.unresumed:
+            return False
+        self._poller.spend(SLICE * DISCONNECT_COST)
+        return suspending.resume_some(self._link.host.broker, self.session.client, SLICE, now)
 
     def _settle_slice(self, out: bytes, promised: int) -> bytes:
         """Hold *out*, the replies of a slice, if they wait for the journal; return what can be sent now."""
@@ -355,6 +367,8 @@ class ServedClient(Handler):
         if not self._is_closed:
             self._note_end()
             self.session.close(now)
+            if self.remote.unresumed:
+                suspending.end(self._link.host.broker, self.remote.front, self.remote.session, now)
 
     def suspend(self, now: int) -> None:
         """Suspend the client, whose link is lost, unless it has ended."""

@@ -321,7 +321,8 @@ class Links:
         self._end_later([partial(self._end_session, front, number) for number in numbers])
 
     def _end_session(self, front: str, number: int) -> None:
-        suspending.end(self.broker, front, number, self.clock())
+        if (front, number) not in self._served:  # else its jobs go to the client of the new link, little by little
+            suspending.end(self.broker, front, number, self.clock())
 
     def note_lead(self, link: Link) -> None:
         """Send to *link* what waits for the shard that its peer leads from now on. Does not switch."""
@@ -359,6 +360,8 @@ class Links:
         """End *client*, whose link is lost."""
         if self._membership.has_ended(client.remote.front):
             client.close(self.clock())
+        elif client.resume_some(self.clock()):
+            self._ending.appendleft(partial(self._end, client))
         else:
             client.suspend(self.clock())
 

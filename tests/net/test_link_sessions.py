@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import gevent
 import pytest
 
+from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND
 from greenstalk_server.protocol import link_frames as frames
 from tests.net.in_process import read_to_end, wait_until
 from tests.net.link_peer import Peer, Process
 from tests.net.test_link_routes import change, receive
+from tests.support import invariants
 from tests.support.daemon import TIMEOUT
 from tests.support.shards import tube_on
 
@@ -121,6 +123,98 @@ def test_new_link_takes_the_session_of_one_that_is_not_lost_yet(process: Process
     peer.open(7, session=1, reserved=1)
     assert request(peer, 7, b"release 3 0 0\r\n") == b"RELEASED\r\n"
     read_to_end(former.sock)
+
+
+class Probe:
+    """Calls *look* in each iteration of the event loop."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._watcher: Any = gevent.get_hub().loop.check(ref=False)
+        self._watcher.start(look)
+
+    def stop(self) -> None:
+        self._watcher.stop()
+        self._watcher.close()
+
+
+MANY: Final = 10 * SLICE
+
+
+@pytest.fixture
+def many(process: Process) -> Process:
+    """The process, after the loss of the link to a1, whose session 1 holds MANY jobs."""
+    peer = process.linked("a1")
+    peer.open(1)
+    request(peer, 1, SETUP)
+    for _ in range(0, MANY, 256):
+        request(peer, 1, PUT * 256)
+        request(peer, 1, b"claim-batch 256\r\n")
+    assert process.broker.totals.reserved == MANY
+    peer.sock.close()
+    wait_until(lambda: bool(process.broker.suspended))
+    return process
+
+
+def resumed(process: Process) -> tuple[int, int]:
+    """Return how many jobs session 1 of a1 has, and how many it is still to get."""
+    served = process.links._served.get(("a1", 1))
+    return (len(served.session.client.reserved), len(served.remote.unresumed)) if served is not None else (0, 0)
+
+
+def test_jobs_of_a_session_are_resumed_in_slices(many: Process) -> None:
+    before = most = 0
+
+    def measure() -> None:
+        nonlocal before, most
+        now = resumed(many)[0]
+        before, most = now, max(most, now - before)
+
+    peer = many.linked("a1")
+    probe = Probe(measure)
+    peer.open(7, session=1, reserved=MANY)
+    peer.send(frames.REPORTED, 0, b"")
+    ids = list(many.broker.jobs)
+    assert request(peer, 7, b"touch %d\r\ntouch %d\r\n" % (ids[0], ids[-1])) == b"TOUCHED\r\n" * 2
+    probe.stop()
+    assert resumed(many) == (MANY, 0)
+    assert 0 < most <= 3 * SLICE
+    assert not many.broker.suspended
+    invariants.check(many.broker)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_link_that_is_lost_while_jobs_are_resumed(many: Process, has_ended: bool) -> None:
+    lost: list[int] = []
+
+    def lose() -> None:
+        received, left = resumed(many)
+        if received and left and not lost:
+            lost.append(left)
+            if has_ended:
+                many.membership.ended.add("a1")
+            many.links.drop(many.links._links["a1"])
+
+    peer = many.linked("a1")
+    probe = Probe(lose)
+    peer.open(7, session=1, reserved=MANY)
+    wait_until(lambda: bool(lost) and not many.links._served)
+    probe.stop()
+    if has_ended:
+        wait_until(lambda: not many.broker.totals.reserved)
+        assert not many.broker.suspended
+    else:
+        [client] = many.broker.suspended["a1"].values()
+        assert len(client.reserved) == MANY
+    invariants.check(many.broker)
+
+
+def test_client_that_leaves_while_its_jobs_are_resumed_frees_them(many: Process) -> None:
+    peer = many.linked("a1")
+    peer.open(7, session=1, reserved=MANY)
+    peer.send(frames.CLOSE, 7, b"")
+    wait_until(lambda: not many.broker.totals.reserved)
+    assert not many.broker.suspended
+    invariants.check(many.broker)
 
 
 def test_session_cannot_be_open_twice(process: Process, caplog: pytest.LogCaptureFixture) -> None:

@@ -114,7 +114,8 @@ class Served:
         front = self.wire.front
         remote = RemoteReservations(front.process, session.number)
         connecting.become_remote(self.shard.broker, self.session.client, front.number, remote)
-        suspending.resume(self.shard.broker, self.session.client, reserved, now)
+        if suspending.resume(self.shard.broker, self.session.client, reserved, now):
+            suspending.resume_some(self.shard.broker, self.session.client, MAX_STEPS, now)
         self.session.client.number = number
         self.shard.served.append(self)
 

@@ -459,6 +459,9 @@ class Actor:
         """Continue the session of a suspended client, whose front knows of its first *reserved* reservations."""
         suspending.resume(self.broker, self.client, reserved, self.world.now)
         self.world.check()
+        while suspending.resume_some(self.broker, self.client, 1, self.world.now):
+            self.world.check()
+        self.world.check()
 
     @property
     def offered(self) -> int:

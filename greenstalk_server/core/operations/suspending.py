@@ -17,6 +17,8 @@ from greenstalk_server.core.transitions.waiting import cancel_wait, decline_offe
 def suspend(broker: Broker, client: Client, now: int) -> None:
     """Suspend the remote *client*; disconnect it if it holds no job."""
     remote = client.remote
+    if remote is not None and remote.unresumed:
+        resume_some(broker, client, len(remote.unresumed), now)
     if remote is None or not client.reserved or broker.is_stopping:
         connecting.disconnect(broker, client, now)
         return
@@ -43,24 +45,46 @@ def _add(broker: Broker, client: Client, remote: RemoteReservations) -> None:
     broker.suspended.setdefault(remote.front, {})[remote.session] = client
 
 
-def resume(broker: Broker, client: Client, reserved: int, now: int) -> None:
-    """Give the new remote *client* the jobs of the suspended client of the same session, if there is one.
+def resume(broker: Broker, client: Client, reserved: int, now: int) -> bool:
+    """Have the new remote *client* take the place of the suspended client of the same session, if there is one.
 
-    Their time to run begins again. The front has received the first *reserved* reservations of the session. It does not
-    know of the others, whose replies were lost: they end, uncounted.
+    The front has received the first *reserved* reservations of the session. It does not know of the others, whose
+    replies were lost: they end, uncounted. Return whether the suspended client has jobs: then call `resume_some` until
+    it returns False, before the client does anything. Until then the suspended client must not be ended, unless the
+    new one is too.
     """
     remote = client.remote
     assert remote is not None
     remote.reserved = reserved
     former = broker.suspended.get(remote.front, {}).get(remote.session)
     if former is None:
-        return
-    assert former.remote is not None
+        return False
     client.number, client.finished = former.number, former.finished
     client.is_worker, former.is_worker = former.is_worker, False
-    for id, job in list(former.reserved.items()):
+    remote.unresumed = list(former.reserved)
+    remote.unresumed.reverse()
+    return bool(remote.unresumed) or resume_some(broker, client, 0, now)
+
+
+def resume_some(broker: Broker, client: Client, limit: int, now: int) -> bool:
+    """Give *client* up to *limit* jobs of the suspended client, with the whole time to run; return whether more follow.
+
+    After the last ones, the suspended client ends.
+    """
+    remote = client.remote
+    assert remote is not None
+    former = broker.suspended.get(remote.front, {}).get(remote.session)
+    if former is None:
+        remote.unresumed.clear()
+        return False
+    assert former.remote is not None
+    for _ in range(min(limit, len(remote.unresumed))):
+        id = remote.unresumed.pop()
+        job = former.reserved.get(id)
+        if job is None:
+            continue  # an operator has taken it
         number = former.remote.numbers[id]
-        if number > reserved:
+        if number > remote.reserved:
             job.reserves -= 1
             continue
         former.drop(job)
@@ -71,7 +95,9 @@ def resume(broker: Broker, client: Client, reserved: int, now: int) -> None:
     soonest = client.soonest()
     if soonest is not None:
         broker.arm(client, soonest.deadline)
-    connecting.disconnect(broker, former, now)
+    if not remote.unresumed:
+        connecting.disconnect(broker, former, now)
+    return bool(remote.unresumed)
 
 
 def end(broker: Broker, front: str, session: int, now: int) -> None:
