@@ -13,7 +13,8 @@ class WaitOutcome:
     """The state of a wait, or how it ended without a job.
 
     DEADLINE_SOON ends only a wait for a ready job; DELETED, BURIED and NOT_FOUND end only a wait for a specific job.
-    OFFERED ends only the wait of a remote client (see greenstalk_server.core.transitions.waiting).
+    OFFERED ends only the wait of a remote client (see greenstalk_server.core.transitions.waiting). MOVED ends only a
+    wait for a specific job; the client has to wait again on the shard to which the job has moved.
     """
 
     WAITING: Final = 0
@@ -23,6 +24,7 @@ class WaitOutcome:
     BURIED: Final = 4
     NOT_FOUND: Final = 5
     OFFERED: Final = 6
+    MOVED: Final = 7
 
 
 class EditOutcome:

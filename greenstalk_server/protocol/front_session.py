@@ -21,7 +21,7 @@ from typing import Final
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.operations import connecting
-from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.transitions import moving
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head
 from greenstalk_server.protocol import codec, replies
@@ -42,6 +42,7 @@ from greenstalk_server.protocol.front_works import (
     Work,
 )
 from greenstalk_server.protocol.replies import CRLF
+from greenstalk_server.protocol.reserve_commands import wait_reply
 from greenstalk_server.protocol.restricted_session import RestrictedSession, reply_of_place
 from greenstalk_server.protocol.session import POSTPONED, PUT_LENGTH
 from greenstalk_server.protocol.session_state import Command
@@ -168,6 +169,8 @@ class FrontSession(RestrictedSession):
     def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
         """Continue, as RestrictedSession does, or after a reply of another shard."""
         work = self._work
+        if work is None and self.job_wait and self.client.outcome == WaitOutcome.MOVED:
+            work = self._work = self._next_wait(now)
         if work is None:
             return super().resume(now, limit)
         self.active_at = self.began_at = now
@@ -377,7 +380,7 @@ class FrontSession(RestrictedSession):
                 place = moving.find(self.broker, id)
                 if place != moving.HERE:
                     self._end_run()
-                    return self.follow(own, replies.moved(*place), self.line + CRLF, verb.name in REPEATABLE, now)
+                    return self._follow(verb, command, place, now)
         elif route == RESERVE and self._reserve_shard == own and not self.has_reserved_there:
             shard = own
         elif route >= MANY:
@@ -389,7 +392,7 @@ class FrontSession(RestrictedSession):
         if shard != own:
             if verb.name in ALONE:
                 self._end_run()
-                self._begin(Run(shard, self.line + CRLF, True, None, [self.line + CRLF]))
+                self._begin(self._run_of(shard, verb, command, now))
                 return None
             self._has_job |= route == JOB
             size = self.broker.max_job_size if verb.name in WITH_BODY else 0
@@ -406,19 +409,35 @@ class FrontSession(RestrictedSession):
         shard = (id - self._base) % self._shards
         return self.own if shard != self.own and id in self.broker.jobs else shard
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether the client may look at each tube, so that NOT_FOUND means that there is no such job."""
+        return self._grants is None
+
     def home_of(self, line: bytes) -> int:
         """Return the home shard of the job that *line*, a command, is about."""
         id: int = codec.parse(line)[1]
         return self.routes.ids.home(id)
 
-    def follow(self, shard: int, moved: bytes, line: bytes, is_repeatable: bool, now: int) -> bytes | None:
-        """Repeat *line*, a command about a job to which *shard* has replied *moved*; return the reply, or park."""
-        work = Run(shard, line, is_repeatable, None, [line])
-        work.receive(shard, moved)
-        self._work = work
-        reply = work.advance(self, now)
-        self.is_waiting = reply is None
-        return reply
+    def _run_of(self, shard: int, verb: Verb, command: Command, now: int) -> Run:
+        """Return a run for *shard* of the line alone, which is *command*, about a job."""
+        line = self.line + CRLF
+        return Run(shard, line, verb.name in REPEATABLE, None, [line], _end_of_wait(verb, command, now))
+
+    def _next_wait(self, now: int) -> Run:
+        """Return the rest of the wait for a job of the own shard, which has moved."""
+        until = self.client.wait_until
+        line = b"wait %d 0\r\n" % self.job_wait if until is not None else b"wait %d\r\n" % self.job_wait
+        run = Run(self.own, line, True, None, [line], until)
+        run.receive(self.own, wait_reply(self, now) or b"")
+        return run
+
+    def _follow(self, verb: Verb, command: Command, place: moving.Place, now: int) -> bytes | None:
+        """Park until the line, which is *command*, is served at *place*, or where that sends it."""
+        run = self._run_of(self.own, verb, command, now)
+        run.receive(self.own, replies.moved(*place))
+        self._park(run)
+        return run.advance(self, now)
 
     def serve_again(self, line: bytes, number: int, now: int) -> bytes | None:
         """Serve *line*, a command about a job that has come to this shard, or may have, with its move *number*.
@@ -441,17 +460,17 @@ class FrontSession(RestrictedSession):
         if self.broker.moves is not None:
             place = moving.find(self.broker, command[1])
             if place != moving.HERE:
-                moved, is_repeatable = replies.moved(*place), verb.name in REPEATABLE
-                return self.follow(self.own, moved, self.line + CRLF, is_repeatable, now)
+                return self._follow(verb, command, place, now)
         reply = super()._handle(verb, command, now)
         if reply != replies.NOT_FOUND:
             return reply
-        work = Search(self._others(), self.line + CRLF, verb.name in REPEATABLE)
+        until = _end_of_wait(verb, command, now)
+        work = Search(self._others(), self.own, self.line + CRLF, verb.name in REPEATABLE, until)
+        work.receive(self.own, reply)
+        self._park(work)
         reply = work.advance(self, now)
-        if reply is None:
-            self._park(work)
-            if self.is_eof:
-                work.end(self, now)
+        if self.is_eof:
+            work.end(self, now)
         return reply
 
     # Puts
@@ -690,3 +709,9 @@ class FrontSession(RestrictedSession):
         """Reply with the tubes of all shards."""
         lines = dict.fromkeys(self._others(), self.line + CRLF)
         self._begin(Listing(lines, self.broker.name_list()))
+
+
+def _end_of_wait(verb: Verb, command: Command, now: int) -> int | None:
+    """Return the end of the wait that *command* is, nanoseconds; None if it is none, or has no timeout."""
+    timeout: int | None = command[2] if verb.name == b"wait" else None
+    return None if timeout is None else now + timeout

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import reserving
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.transitions.waiting import cancel_wait
 from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameList
-from greenstalk_server.protocol import replies
+from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.costs import JOB_COST, LIST_BATCH, LIST_COST, OUTPUT_SLICE, RESERVE_COST
 from greenstalk_server.protocol.front_channel import NO_SHARD
 from greenstalk_server.protocol.gathering import YAML, merged_names
@@ -86,6 +86,7 @@ class Run(Work):
         "_commands",
         "_data",
         "_done",
+        "_has_waited",
         "_home",
         "_is_chasing",
         "_is_ending",
@@ -95,6 +96,7 @@ class Run(Work):
         "_origin",
         "_reply",
         "_shard",
+        "_until",
     )
 
     def __init__(
@@ -104,10 +106,12 @@ class Run(Work):
         is_repeatable: bool,
         note: Callable[[bytes], bytes] | None = None,
         commands: list[bytes] | None = None,
+        until: int | None = None,
     ) -> None:
         """*is_repeatable*: *data* may be served twice. *note* takes the replies; it returns what the client gets.
 
-        *commands*: those of *data*, if any of them is about a job.
+        *commands*: those of *data*, if any of them is about a job. *until*: end of the wait in nanoseconds, if the only
+        command is a wait with a timeout.
         """
         super().__init__()
         self._shard: int = shard
@@ -123,6 +127,8 @@ class Run(Work):
         self._chases: int = 0
         self._origin: int = NO_SHARD  # shard that sent the first command elsewhere; NO_SHARD once it was asked again
         self._number: int = 0  # of the move
+        self._until: int | None = until
+        self._has_waited: bool = False  # the command is a wait that has begun
 
     def begin(self, session: FrontSession) -> None:
         """Forward the commands."""
@@ -166,7 +172,7 @@ class Run(Work):
             while at < len(parts) and not parts[at].startswith((replies.MOVED, replies.SKIPPED)):
                 at += 1
             if at:
-                self._done += parts[:at]
+                self._done += self._told(session, parts[:at], commands)
                 del commands[:at]
                 self._chases = 0
             if at < len(parts) and self._shard != session.own:
@@ -181,20 +187,33 @@ class Run(Work):
                 reply, self._shard = replies.NOT_FOUND, NO_SHARD
                 continue
             shard, number = self._next_place(session, parts[at], commands[0])
+            line = commands[0] if self._until is None else _wait_again(commands[0], self._until - now)
             if shard != session.own:
-                self._send(session, shard, _announced(number, commands[0]))
+                self._send(session, shard, b"expect %d\r\n%b" % (number, line) if number else line)
                 return None
             self._shard = shard
-            served = session.serve_again(commands[0][:-2], number, now)
+            served = session.serve_again(line[:-2], number, now)
             if served is None:
                 return None
             reply = served
+
+    def _told(self, session: FrontSession, parts: list[bytes], commands: list[bytes]) -> list[bytes]:
+        """Return *parts*, replies to the first of *commands*, as the client gets them.
+
+        A job that was deleted before a wait for it had followed it was there when the wait began.
+        """
+        if self._has_waited and parts == [replies.NOT_FOUND] and session.sees_all:
+            return [replies.finished(b"DELETED", codec.parse(commands[0][:-2])[1])]
+        return parts
 
     def _next_place(self, session: FrontSession, reply: bytes, command: bytes) -> tuple[int, int]:
         """Return the shard to ask after *reply*, MOVED or SKIPPED, and the number of the move to announce, or 0."""
         if reply != replies.SKIPPED:
             self._origin = self._shard
             shard, self._number = replies.place_of(reply)
+            if reply.endswith(replies.WAITED + CRLF):
+                self._has_waited = True
+                self._chases = 0
         elif self._origin != NO_SHARD:
             shard, self._origin = self._origin, NO_SHARD
         else:  # the job has moved on, or is deleted
@@ -215,9 +234,9 @@ class Run(Work):
         return None
 
 
-def _announced(number: int, command: bytes) -> bytes:
-    """Return *command*, about a job, for a shard that may know of the move *number* of the job; 0 announces none."""
-    return b"expect %d\r\n%b" % (number, command) if number else command
+def _wait_again(line: bytes, left: int) -> bytes:
+    """Return *line*, a wait with a timeout, with the timeout *left*, nanoseconds, in whole seconds."""
+    return b"%b %d\r\n" % (line.rpartition(b" ")[0], max(0, -(-left // SECOND)))
 
 
 class ForwardedReserve(Run):
@@ -368,51 +387,23 @@ class Listing(Gathering):
         return head
 
 
-class Search(Work):
+class Search(Run):
     """A command about a job whose shard is not known: the shards are asked in turn until one has the job."""
 
-    __slots__ = ("_asked", "_is_repeatable", "_line", "_reply", "_shards")
+    __slots__ = ("_shards",)
 
-    def __init__(self, shards: list[int], line: bytes, is_repeatable: bool) -> None:
-        super().__init__()
-        self._is_repeatable: bool = is_repeatable
+    def __init__(self, shards: list[int], own: int, line: bytes, is_repeatable: bool, until: int | None) -> None:
+        """The shard *own* does not have the job. *until* as of Run."""
+        super().__init__(own, line, is_repeatable, None, [line], until)
         self._shards: list[int] = shards
-        self._line: bytes = line
-        self._reply: bytes = replies.NOT_FOUND
-        self._asked: int = NO_SHARD
-
-    def lose(self, session: FrontSession, shard: int, is_unserved: bool) -> None:
-        """If *shard* was asked, ask it again if that is harmless; else close the connection. Keep a reply."""
-        if shard != self._asked or self.has_news:
-            return
-        if self._is_repeatable or is_unserved:
-            session.channel(shard).ask(self._line)
-        else:
-            super().lose(session, shard, is_unserved)
-
-    def end(self, session: FrontSession, now: int) -> bytes | None:
-        """End the wait for a job, if the command is one."""
-        session.end_remote_wait(self._asked)
-        return None
-
-    def needs(self, shard: int) -> bool:
-        """Whether *shard* was asked."""
-        return shard == self._asked
-
-    def receive(self, shard: int, reply: bytes) -> None:
-        """Keep *reply* of *shard*."""
-        self._reply = reply
-        self.has_news = True
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return the reply, or ask the next shard."""
-        if self._reply.startswith(replies.MOVED):
-            return session.follow(self._asked, self._reply, self._line, self._is_repeatable, now)
-        if self._reply != replies.NOT_FOUND or not self._shards:
-            return self._reply
+        if self._is_chasing or self._reply != replies.NOT_FOUND or not self._shards:
+            return super().advance(session, now)
         self.has_news = False
-        self._asked = self._shards.pop()
-        session.channel(self._asked).ask(self._line)
+        self._shard = self._shards.pop()
+        self.begin(session)
         return None
 
 

@@ -47,20 +47,26 @@ MOVED: Final = b"MOVED "
 """Begin of the reply that a job has moved to another shard, or may have; see `moved`. Only over links."""
 
 
+WAITED: Final = b" WAITED"
+"""End of a MOVED that is the reply to a wait that had begun."""
+
 SKIPPED: Final = b"SKIPPED\r\n"
 """Reply to a command that was not served: the shard does not know of the move of its job that the front has announced,
 or the command follows one whose reply is MOVED or SKIPPED. Only over links."""
 
 
-def moved(shard: int, number: int) -> bytes:
-    """Return the reply that the move *number* of a job has taken it to *shard*, or may have."""
-    return b"MOVED %d %d\r\n" % (shard, number)
+def moved(shard: int, number: int, *, has_waited: bool = False) -> bytes:
+    """Return the reply that the move *number* of a job, or an unknown one if that is 0, has taken it to *shard*.
+
+    *has_waited*: the command is a wait, and the job was here when it began.
+    """
+    return b"MOVED %d %d%b\r\n" % (shard, number, WAITED if has_waited else b"")
 
 
 def place_of(reply: bytes) -> tuple[int, int]:
     """Return the shard and the number of the move in *reply*, a MOVED."""
-    _, shard, number = reply.split()
-    return int(shard), int(number)
+    words = reply.split()
+    return int(words[1]), int(words[2])
 
 
 def split(data: bytes) -> list[bytes]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.operations import connecting, finishing, reserving
 from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.transitions import moving
+from greenstalk_server.core.travel import NOWHERE
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
 from greenstalk_server.protocol.session_state import Command, SessionState
@@ -74,7 +76,7 @@ def wait(session: SessionState, command: Command, now: int) -> bytes | None:
         session.is_waiting = True
         session.job_wait = id
         return None
-    return _job_wait_reply(outcome, id)
+    return _job_wait_reply(session, outcome, id)
 
 
 def fill_batch(session: SessionState, job: Job, now: int) -> bytes | None:
@@ -108,12 +110,15 @@ def _batch_reply(session: SessionState, batch: list[tuple[Job, bytes]], now: int
     return b"".join(parts)
 
 
-def _job_wait_reply(outcome: int | None, id: int) -> bytes:
-    """Return the reply to a wait for the job *id* that has ended."""
+def _job_wait_reply(session: SessionState, outcome: int | None, id: int) -> bytes:
+    """Return the reply to a wait for the job *id* that has ended; MOVED is for the front, which has to wait again."""
     if outcome == WaitOutcome.DELETED:
         return replies.finished(b"DELETED", id)
     if outcome == WaitOutcome.BURIED:
         return replies.finished(b"BURIED", id)
+    if outcome == WaitOutcome.MOVED:
+        shard, number = moving.find_again(session.broker, id)
+        return replies.NOT_FOUND if shard == NOWHERE else replies.moved(shard, number, has_waited=True)
     return replies.NOT_FOUND if outcome == WaitOutcome.NOT_FOUND else replies.TIMED_OUT
 
 
@@ -132,7 +137,7 @@ def ended_wait_reply(session: SessionState, outcome: int | None) -> bytes:
     """Return the reply to a wait that ended without a job."""
     if session.job_wait:
         id, session.job_wait = session.job_wait, 0
-        return _job_wait_reply(outcome, id)
+        return _job_wait_reply(session, outcome, id)
     if session.await_number:
         number, session.await_number = session.await_number, 0
         return _await_reply(outcome, number)

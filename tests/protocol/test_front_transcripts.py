@@ -365,7 +365,10 @@ def test_access_rules_apply_on_each_shard() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("command", [b"peek 1\r\n", b"peek 3\r\n", b"stats-group no\r\n", put(THERE), put(HERE)])
+@pytest.mark.parametrize(
+    "command",
+    [b"peek 1\r\n", b"peek 3\r\n", b"touch 1\r\n", b"wait 1\r\n", b"stats-group no\r\n", put(THERE), put(HERE)],
+)
 def test_rate_limit_counts_each_command_once(command: bytes, count: int) -> None:
     for pieces in ([command] * 40, [command * 40]):
         queue = Shards(count=count)

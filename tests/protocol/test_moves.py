@@ -158,6 +158,44 @@ def test_wait_ends_when_the_job_is_deleted_on_another_shard(queue: Shards, front
     assert (early.take(), late.take()) == (b"DELETED %d\r\n" % id, b"DELETED %d\r\n" % id)
 
 
+@pytest.mark.parametrize("front", range(3))
+@pytest.mark.parametrize("end", ["bury", "delete"])
+def test_wait_follows_a_job_that_moves(queue: Shards, front: int, end: str) -> None:
+    """Also if the job returns to the shard where the wait began."""
+    early, client = queue.client(front), queue.client(2)
+    id = put(client, HERE)
+    waiting = [early]
+    assert early.send(b"wait %d\r\n" % id) == b""
+    for shard, tube in ((0, THERE), (1, ELSEWHERE), (2, THERE), (1, HERE), (0, THERE)):
+        assert editing.edit_job(queue.shards[shard].broker, id, queue.now, tube=tube) == EditOutcome.DONE
+        queue.settle()
+        waiting.append(queue.client(front))
+        assert waiting[-1].send(b"wait %d\r\n" % id) == b""
+    if end == "bury":
+        client.send(b"reserve-job %d\r\n" % id)
+    assert client.send(b"bury %d 1\r\n" % id if end == "bury" else b"delete %d\r\n" % id) != b"NOT_FOUND\r\n"
+    reply = b"BURIED %d\r\n" if end == "bury" else b"DELETED %d\r\n"
+    assert [each.take() for each in waiting] == [reply % id] * len(waiting)
+    assert early.send(b"wait %d 0\r\n" % id) == (reply % id if end == "bury" else b"NOT_FOUND\r\n")
+
+
+@pytest.mark.parametrize("front", range(3))
+def test_wait_that_follows_a_job_keeps_its_timeout(queue: Shards, front: int) -> None:
+    client, other = queue.client(front), queue.client(front)
+    id = put(client, HERE)
+    assert client.send(b"wait %d 5\r\n" % id) == b""
+    other.push(b"wait %d\r\n" % id)
+    for shard, tube in ((0, THERE), (1, ELSEWHERE)):
+        queue.advance(1.9)
+        assert editing.edit_job(queue.shards[shard].broker, id, queue.now, tube=tube) == EditOutcome.DONE
+        queue.settle()
+    queue.advance(1)
+    assert client.take() == b""
+    queue.advance(2)  # each move may have added up to a second
+    assert client.take() == b"TIMED_OUT\r\n"
+    assert other.send_eof() == b"TIMED_OUT\r\n"
+
+
 def test_refused_dead_letter_is_buried(queue: Shards) -> None:
     set_policy(queue, "p", HERE, dead_letter=THERE.decode(), max_attempts=1)
     set_policy(queue, "q", THERE, max_jobs=1)
@@ -336,3 +374,24 @@ def test_end_of_the_input_reaches_the_home_shard_with_a_command_or_after_it(
     client.push(b"touch %d\r\ndelete %d\r\n" % (id, id))
     assert client.send_eof() == b"NOT_FOUND\r\nDELETED\r\n"
     assert client.session.is_closing
+
+
+@pytest.mark.parametrize("front", range(3))
+@pytest.mark.parametrize("state", ["ready", "deleted"])
+def test_wait_ends_as_the_job_that_moves_and_is_deleted_at_once(queue: Shards, front: int, state: str) -> None:
+    """The answer to the move is lost, so the shard that had the job hears late that it has arrived."""
+    client = queue.client(front)
+    id = put(client, HERE)
+    assert client.send(b"wait %d\r\n" % id) == b""
+    queue.loses_answers = True
+    assert editing.edit_job(queue.shards[0].broker, id, queue.now, tube=THERE) == EditOutcome.DONE
+    queue.settle()
+    if state == "deleted":
+        assert queue.client(1).send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+        queue.repeat_moves()
+        assert client.take() == b"DELETED %d\r\n" % id
+    else:
+        queue.repeat_moves()
+        assert client.take() == b""
+        assert queue.client(1).send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+        assert client.take() == b"DELETED %d\r\n" % id

@@ -63,8 +63,8 @@ def finish_move(broker: Broker, id: int, hops: int, shard: int, now: int) -> Non
     if travel.kind == job_history.DEAD_LETTERED:
         job.tube.counts().dead_lettered += 1
     free_key(job)
-    if broker.job_waiters and not moves.is_home_of(id):  # the home shard hears of the job's deletion
-        end_job_waits(broker, id, WaitOutcome.NOT_FOUND)
+    if broker.job_waiters:
+        end_job_waits(broker, id, WaitOutcome.MOVED)
     tube = job.tube
     remove_from_tables(broker, job, now)
     record_departure(broker, moves, job, shard)

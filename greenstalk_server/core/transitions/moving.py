@@ -12,12 +12,11 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, READY, Job
-from greenstalk_server.core.outcomes import Refusal, WaitOutcome
+from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.tube_policy_state import key_of
 from greenstalk_server.core.transitions.departing import finish_move, moves_of, stay
 from greenstalk_server.core.transitions.enforcing import make_room, refuse_move
 from greenstalk_server.core.transitions.placing import insert
-from greenstalk_server.core.transitions.waiting import end_job_waits
 from greenstalk_server.core.travel import NO_LOCATION, NOWHERE, Location, Travel, is_moving
 from greenstalk_server.core.tubes.tube import Tube
 
@@ -76,6 +75,16 @@ def find(broker: Broker, id: int, hops: int = 0) -> Place:
     if location.shard == NOWHERE or not (hops or id >= broker.ids.base):
         return HERE  # a job with an id from before the queue had several shards is looked for on all shards
     return location.shard, location.hops
+
+
+def find_again(broker: Broker, id: int) -> Place:
+    """Return the shard to ask about the job *id*, which has left this shard, if only a moment ago; else UNKNOWN."""
+    place, ids = find(broker, id), broker.ids
+    if place != HERE:
+        return place
+    if id in broker.jobs:
+        return ids.shard, 0  # it has returned
+    return (ids.home(id), 0) if id >= ids.base else UNKNOWN
 
 
 def accept(broker: Broker, job: Job, hops: int, source: int, kind: int, now: int) -> int:
@@ -160,8 +169,6 @@ def hear(broker: Broker, sender: int, news: Sequence[tuple[int, int, int]], now:
         if shard == NOWHERE:
             if known.hops <= hops:
                 _forget_location(broker, id)
-                if broker.job_waiters:
-                    end_job_waits(broker, id, WaitOutcome.DELETED)
         elif known.hops < hops:
             location = Location(shard, hops, known.source)
             moves.locations[id] = location
