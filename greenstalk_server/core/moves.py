@@ -13,6 +13,10 @@ The *location* of a job that has left tells where it went. It is kept as long as
 - Any other shard, and one that has deleted a job which came from another one, keeps it until that source and the home
   shard have confirmed that they know. Until then the source may repeat its request, which must not add the job again.
 
+A job with an id from before the queue had several shards has no home: it is looked for on all shards. So that it is
+not missed while it moves, each shard remembers the last such jobs that have left, until it is told that they are
+deleted or have moved on.
+
 greenstalk_server.core.transitions.moving changes the state. Pure.
 """
 
@@ -20,12 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.travel import NOWHERE, Location
 from greenstalk_server.core.tubes.tube import Tube
+
+MAX_DEPARTED: Final = 10_000
+"""Jobs without a home that a shard remembers after they have left: more than leave during a command."""
 
 
 class Moves:
@@ -36,6 +44,7 @@ class Moves:
     leaving     the jobs of the outbox by the shard to which they are moving.
     sent        ids of the jobs of the outbox that the other shard may have already.
     locations   places of jobs that were here, by id.
+    departed    shards to which jobs without a home have moved, and the number of the move, by id.
     untold      for each other shard, the ids whose locations it has to confirm.
     on_change   called when there is a new job in the outbox, or something to tell; does not switch greenlets.
     """
@@ -46,6 +55,7 @@ class Moves:
         self.leaving: dict[int, dict[int, Job]] = {}
         self.sent: set[int] = set()
         self.locations: dict[int, Location] = {}
+        self.departed: dict[int, tuple[int, int]] = {}
         self.untold: dict[int, dict[int, None]] = {}
         self.on_change: Callable[[], None] = ignore_call
         self._ids: IdSequence = ids
@@ -60,6 +70,15 @@ class Moves:
         """Remove *job* from the outbox."""
         del self.outbox[job.id], self.holder.reserved[job.id], self.leaving[shard][job.id]
         self.sent.discard(job.id)
+
+    def note_departed(self, id: int, location: Location) -> None:
+        """Remember *location* of the job *id* if it has no home, or forget it if the job is deleted."""
+        if id < self._ids.base:
+            self.departed.pop(id, None)
+            if location.shard != NOWHERE:
+                self.departed[id] = location.shard, location.hops
+            if len(self.departed) > MAX_DEPARTED:
+                del self.departed[next(iter(self.departed))]
 
     def is_home_of(self, id: int) -> bool:
         """Whether this shard keeps the place of the job *id*. Ids from before the queue had several have no home."""

@@ -307,7 +307,7 @@ class Gathering(Work):
 class Deletion(Gathering):
     """A delete-batch. Shards tell where jobs are that have moved; these are deleted in further rounds."""
 
-    __slots__ = ("_asked", "_by_shard", "_count", "_deleted")
+    __slots__ = ("_by_shard", "_count", "_deleted", "_followed")
 
     def __init__(self, by_shard: dict[int, list[int]], count: int) -> None:
         """*by_shard*: the jobs to delete, and the shards that may have them. *count*: number of ids in the command."""
@@ -315,7 +315,7 @@ class Deletion(Gathering):
         self._by_shard: dict[int, list[int]] = by_shard
         self._count: int = count
         self._deleted: int = 0
-        self._asked: set[tuple[int, int]] = set()  # ids, and shards that were asked to delete them
+        self._followed: set[tuple[int, int]] = set()  # ids, and shards that were asked since the job has moved there
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Count what the shards have deleted, and begin the next round; return the reply after the last one."""
@@ -326,7 +326,6 @@ class Deletion(Gathering):
             self._note_moved(zip(numbers[2::2], numbers[3::2], strict=True))
         while self._by_shard:
             by_shard, self._by_shard = self._by_shard, {}
-            self._asked.update([(id, shard) for shard, ids in by_shard.items() for id in ids])
             own = by_shard.pop(session.own, [])
             session.cost += JOB_COST * len(own)
             session.reports |= bool(own)
@@ -340,9 +339,10 @@ class Deletion(Gathering):
         return replies.deleted_batch(self._deleted, self._count - self._deleted)
 
     def _note_moved(self, places: Iterable[tuple[int, int]]) -> None:
-        """Note the jobs that have moved: ids, and shards that may have them. No shard is asked twice for a job."""
+        """Note the jobs that have moved: ids, and shards that may have them. Each is asked once more for a job."""
         for id, shard in places:
-            if (id, shard) not in self._asked:
+            if (id, shard) not in self._followed:
+                self._followed.add((id, shard))
                 self._by_shard.setdefault(shard, []).append(id)
 
 

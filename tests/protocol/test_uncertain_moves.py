@@ -9,9 +9,10 @@ from random import Random
 import pytest
 
 from greenstalk_server.core.jobs.job import RESERVED, SECOND
+from greenstalk_server.core.moves import MAX_DEPARTED
 from greenstalk_server.core.operations import connecting, editing, putting
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.core.travel import Travel
+from greenstalk_server.core.travel import NOWHERE, Location, Travel
 from tests.support.shards import Front, Shard, Shards, tube_on
 
 TUBES = tuple(tube_on(shard) for shard in range(3))
@@ -101,6 +102,66 @@ def expected(shard: int, lines: tuple[bytes, ...], *, is_held: bool) -> list[byt
 
 def outbox(queue: Shards) -> list[int]:
     return [shard.number for shard in queue.shards if shard.broker.moves is not None and shard.broker.moves.outbox]
+
+
+def deliver(queue: Shards, *pairs: tuple[int, int]) -> None:
+    """Deliver all messages from the first to the second shard of each of *pairs*, and resume the sessions."""
+    for pair in pairs:
+        while messages := queue.links.get(pair):
+            messages.popleft()()
+        while queue.woken:
+            queue.woken.popleft()()
+
+
+@pytest.mark.parametrize(
+    ("line", "beginning"),
+    [
+        (b"stats-job 7", b"OK "),
+        (b"peek 7", b"FOUND 7 4"),
+        (b"reserve-job 7", b"RESERVED 7 4"),
+        (b"wait 7 0", b"TIMED_OUT"),
+        (b"delete-batch 7", b"DELETED_BATCH 1 0"),
+        (b"delete 7", b"DELETED"),
+    ],
+)
+@pytest.mark.parametrize(("front", "source", "target"), [(0, 1, 2), (1, 0, 2), (2, 0, 1)])
+def test_job_that_moves_to_a_shard_that_was_asked_already_is_found(
+    front: int, source: int, target: int, line: bytes, beginning: bytes
+) -> None:
+    """A job without a home is looked for on *target*, moves there from *source*, and then *source* is asked."""
+    queue, id = queue_with_job(source, OLD_ID)
+    client, broker = queue.client(front), queue.shards[source].broker
+    client.push(line + b"\r\n")
+    deliver(queue, (front, target), (target, front))
+    assert editing.edit_job(broker, id, queue.now, tube=TUBES[target]) == EditOutcome.DONE
+    queue.shards[source].send_moves()
+    deliver(queue, (source, target), (target, source))
+    assert id in queue.shards[target].broker.jobs and not outbox(queue)
+    queue.settle()
+    assert client.take().startswith(beginning)
+
+
+def test_shard_remembers_a_departed_job_until_it_is_told_more() -> None:
+    queue, id = queue_with_job(0, OLD_ID)
+    moves = queue.shards[0].broker.moves
+    assert moves is not None
+    move(queue, id, 1)
+    assert moves.departed == {id: (1, 1)}
+    move(queue, id, 2)
+    assert moves.departed == {}
+    move(queue, id, 0)
+    move(queue, id, 1)
+    assert moves.departed == {id: (1, 4)}
+    assert queue.client(2).send(b"delete %d\r\n" % id) == b"DELETED\r\n"
+    assert [shard.broker.moves.departed for shard in queue.shards if shard.broker.moves is not None] == [{}, {}, {}]
+
+
+def test_departed_jobs_that_a_shard_remembers_are_bounded() -> None:
+    moves = Shards(base=2 * MAX_DEPARTED).shards[0].broker.moves
+    assert moves is not None
+    for id in range(1, MAX_DEPARTED + 6):
+        moves.note_departed(id, Location(1, 1, NOWHERE))
+    assert list(moves.departed) == list(range(6, MAX_DEPARTED + 6))
 
 
 ROUTES = [(0, 1), (1, 0), (0, 1, 2), (0, 1, 0), (0, 1, 2, 0), (0, 1, 2, 1)]

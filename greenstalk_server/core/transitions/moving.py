@@ -69,6 +69,9 @@ def find(broker: Broker, id: int, hops: int = 0) -> Place:
         if id in moves.sent and travel.hops >= hops:
             return broker.tube_shards.shard_of(travel.target), travel.hops + 1
         return HERE if travel.hops + 1 >= hops else UNKNOWN
+    departed = moves.departed.get(id, HERE)
+    if departed[1] > hops:
+        return departed
     location = moves.locations.get(id, NO_LOCATION)
     if location.hops < hops:
         return UNKNOWN
@@ -163,6 +166,8 @@ def hear(broker: Broker, sender: int, news: Sequence[tuple[int, int, int]], now:
         job = moves.outbox.get(id)
         if job is not None and Travel.unpack(job.travel).hops < accepted:
             finish_move(broker, id, Travel.unpack(job.travel).hops + 1, sender, now)
+        if moves.departed.get(id, HERE)[1] <= hops:
+            moves.departed.pop(id, None)
         known = moves.locations.get(id)
         if known is None or not moves.is_home_of(id):
             continue  # without a location, the job is here, or another shard has told already that it is deleted

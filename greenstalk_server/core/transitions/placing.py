@@ -161,6 +161,7 @@ def record_departure(broker: Broker, moves: Moves, job: Job, shard: int = NOWHER
     """
     travel = Travel.unpack(job.travel)
     location = Location(shard, travel.hops if shard == NOWHERE else travel.hops + 1, travel.source)
+    moves.note_departed(job.id, location)
     if moves.note_untold(job.id, location):
         moves.locations[job.id] = location
         broker.journal.depart(job, location)
