@@ -67,6 +67,7 @@ def _run_within_memory(command: Command) -> int:
                 where = without_password(where) if is_database_url(where) else where
                 what = f"export: {where}: not enough memory to read it; {outcome}"
             case JournalReshard(where):
+                where = without_password(where) if is_database_url(where) else where
                 what = f"reshard: {where}: not enough memory to read it; nothing was changed"
             case JournalImport(_, source):
                 what = f"import: {source or 'stdin'}: not enough memory to read it; nothing was imported"
@@ -122,6 +123,10 @@ def _run_journal_command(command: Command) -> int:
             return import_journal(where, source)
         case JournalReshard(where, shards, pins):
             pause_gc()
+            if is_database_url(where):
+                with importing_psycopg():
+                    from greenstalk_server.journal.postgresql.reshard import reshard_shared  # noqa: PLC0415
+                return reshard_shared(where, _journal_name(), shards, pins)
             return reshard(where, shards, pins)
     raise AssertionError(command)
 

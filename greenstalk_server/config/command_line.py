@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from greenstalk_server.config.config_file import read_config
 from greenstalk_server.config.definitions import DEFINITIONS, LARGEST_JOB_SIZE, Definition, Kind, defaults
 from greenstalk_server.config.options import PROGRAM, Options, UsageError, secret_variables
-from greenstalk_server.config.text import quote_value
+from greenstalk_server.config.text import is_database_url, quote_value
 from greenstalk_server.config.validation import DATABASE_URL, problems, warnings
 from greenstalk_server.core.jobs.id_sequence import MAX_SHARDS
 from greenstalk_server.core.tube_shards import Pin
@@ -128,7 +128,7 @@ class JournalImport:
 
 @dataclass(frozen=True, slots=True)
 class JournalReshard:
-    """`journal reshard DIR --processes N`: divide the jobs in *directory* among *shards* processes."""
+    """`journal reshard`: divide the jobs in *directory*, which may be a database URL, among *shards* shards."""
 
     directory: str
     shards: int
@@ -255,8 +255,11 @@ def _parse_journal(argv: Sequence[str]) -> Command:
                 return JournalCheck(directory)
             case ["export", directory, *rest] if (export := _parse_export(directory, rest)) is not None:
                 return export
-            case ["reshard", directory, "--processes", count, *rest] if (
-                re.fullmatch("[1-9][0-9]{0,3}", count) and int(count) <= MAX_SHARDS and set(rest[::2]) <= {"--pin"}
+            case ["reshard", directory, "--processes" | "--shards" as option, count, *rest] if (
+                is_database_url(directory) == (option == "--shards")
+                and re.fullmatch("[1-9][0-9]{0,3}", count)
+                and int(count) <= MAX_SHARDS
+                and set(rest[::2]) <= {"--pin"}
             ):
                 return _parse_reshard(directory, int(count), rest)
             case ["import", directory]:
@@ -266,7 +269,8 @@ def _parse_journal(argv: Sequence[str]) -> Command:
     command = " ".join(map(quote_value, (JOURNAL, *arguments)))
     allowed = (
         f"`{JOURNAL} check DIR`, `{JOURNAL} export DIR [-o FILE] [--keep N] [-q]`, `{JOURNAL} import DIR [FILE]`"
-        f" or `{JOURNAL} reshard DIR --processes N [--pin PATTERN=SHARD]`, with N from 1 to {MAX_SHARDS}"
+        f" or `{JOURNAL} reshard DIR --processes N [--pin PATTERN=SHARD]` (of a database URL: --shards N), with N from"
+        f" 1 to {MAX_SHARDS}"
     )
     raise UsageError(f"{command}: must be {allowed}")
 
@@ -304,6 +308,7 @@ Usage: {PROGRAM} [OPTIONS]
        {PROGRAM} journal export DIR|URL -o BACKUPS --keep N [-q]
        {PROGRAM} journal import DIR|URL [FILE]
        {PROGRAM} journal reshard DIR --processes N [--pin PATTERN=SHARD]
+       {PROGRAM} journal reshard URL --shards N [--pin PATTERN=SHARD]
 
 A job queue that speaks the beanstalk protocol, as a replacement for beanstalkd: same port, same flags, same
 replies, and a dashboard in the same process.
@@ -329,8 +334,8 @@ the contents as JSON lines; -q reports damage only. Both change nothing; a serve
 database URL, as for --journal; GREENSTALK_JOURNAL_NAME names the journal in that database.
 
 `journal reshard` divides the jobs in the directory DIR among N processes (--processes), or brings them
-together for one. --pin is as for the server. No server may run on DIR. An interrupted run leaves
-DIR as it was or complete.
+together for one; or the queue in the database URL among N shards (--shards). --pin is as for the server.
+No server may run on DIR or the queue. An interrupted run leaves it as it was or complete.
 """
 
 UNITS: Final = """\

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,8 @@ def reshard(directory: str, shards: int, pins: Sequence[Pin] = ()) -> int:
             former = read_shards(directory)
             is_done = (len(former) or 1) == shards
             if not is_done or shards > 1:
-                content = _read(directory, [directory_of(directory, shard) for shard in range(len(former))])
+                sources = [directory_of(directory, shard) for shard in range(len(former))]
+                content = collect(_read(directory, sources))
                 is_done = is_done and not content.has_misplaced(tube_shards)
             if is_done:
                 print(f"{directory}: is for {_processes(shards)} already", file=sys.stderr)
@@ -69,15 +70,15 @@ def reshard(directory: str, shards: int, pins: Sequence[Pin] = ()) -> int:
 
 
 @dataclass(slots=True)
-class _Content:
-    """The contents of the journals of a directory.
+class Content:
+    """The contents of the journals of a queue.
 
-    sources     the directories of the journals, by shard.
+    sources     names of the journals, by shard.
     next_id     above all ids that were assigned.
     places      the tubes of the jobs and the entries, each with the number of its source.
     """
 
-    sources: list[str]
+    sources: list[str] = field(default_factory=list)
     next_id: int = 1
     jobs: list[Job] = field(default_factory=list)
     entries: list[Pause | Policy | Key] = field(default_factory=list)
@@ -87,16 +88,35 @@ class _Content:
         """Whether a tube is not on its shard."""
         return any(tube_shards.shard_of(tube) != shard for tube, shard in self.places)
 
+    def divide(self, tube_shards: TubeShards) -> list[list[Pause | Policy | Key | Job]]:
+        """Return what belongs to each shard of *tube_shards*, jobs last."""
+        parts: list[list[Pause | Policy | Key | Job]] = [[] for _ in range(tube_shards.shards)]
+        for entry in self.entries:
+            if isinstance(entry, Policy):
+                for part in parts:
+                    part.append(entry)
+            else:
+                parts[tube_shards.shard_of(tube_of_scope(entry.tube))].append(entry)
+        for job in self.jobs:
+            parts[tube_shards.shard_of(job.tube.name)].append(job)
+        return parts
 
-def _read(directory: str, shards: Sequence[str]) -> _Content:
+
+def _read(directory: str, shards: Sequence[str]) -> Iterable[tuple[str, Recovery]]:
     """Read the journals of *shards*, or that of *directory* if there are none; raise StartError if one is damaged."""
-    content = _Content(list(shards) or [directory])
-    policies: dict[str, bytes] = {}
-    locations: list[tuple[int, int]] = []
-    for shard, source in enumerate(content.sources):
+    for source in shards or [directory]:
         if shards:
             DirectoryLock(source).close()  # a child of a killed parent may still use it
-        recovery = _recovery(source, is_shard=bool(shards))
+        yield source, _recovery(source, is_shard=bool(shards))
+
+
+def collect(journals: Iterable[tuple[str, Recovery]]) -> Content:
+    """Return the contents of *journals*: the name and the settled recovery of each shard, in their order."""
+    content = Content()
+    policies: dict[str, bytes] = {}
+    locations: list[tuple[int, int]] = []
+    for shard, (source, recovery) in enumerate(journals):
+        content.sources.append(source)
         content.next_id = max(content.next_id, next_id_above(recovery))
         content.jobs += recovery.jobs.values()
         locations += [(id, location.hops) for id, location in recovery.locations.items()]
@@ -146,7 +166,7 @@ def _recovery(source: str, *, is_shard: bool) -> Recovery:
     return report.recovery
 
 
-def _write(part: Path, directory: str, content: _Content, tube_shards: TubeShards) -> None:
+def _write(part: Path, directory: str, content: Content, tube_shards: TubeShards) -> None:
     """Write the *content* of *directory* to *part*, a journal for each shard of *tube_shards*."""
     former, shards = read_shards(directory), tube_shards.shards
     queue = former[0].queue if former else ""
@@ -156,18 +176,8 @@ def _write(part: Path, directory: str, content: _Content, tube_shards: TubeShard
         targets = [create_shard(part, each) for each in new_identities(shards, content.next_id, queue)]
     for source, target in zip(content.sources, targets, strict=False):
         copy_dashboard(source, target)
-    jobs: list[list[Job]] = [[] for _ in targets]
-    entries: list[list[Pause | Policy | Key]] = [[] for _ in targets]
-    for job in content.jobs:
-        jobs[tube_shards.shard_of(job.tube.name)].append(job)
-    for entry in content.entries:
-        if isinstance(entry, Policy):
-            for each in entries:
-                each.append(entry)
-        else:
-            entries[tube_shards.shard_of(tube_of_scope(entry.tube))].append(entry)
-    for shard, target in enumerate(targets):
-        write_journal(Directory(str(target)), content.next_id, [*entries[shard], *jobs[shard]])
+    for target, entries in zip(targets, content.divide(tube_shards), strict=True):
+        write_journal(Directory(str(target)), content.next_id, entries)
 
 
 def _processes(count: int) -> str:

@@ -312,7 +312,7 @@ def test_owner_of_a_shard_leads_no_second_one(queue: Queue) -> None:
     assert f"{name_of(queue.owner(1))} leads shard 1, and leads one at most" in done.stderr
 
 
-def test_number_of_shards_is_fixed(queue: Queue, cluster: Cluster, tmp_path: Path) -> None:
+def test_server_with_another_number_of_shards_does_not_start(queue: Queue, cluster: Cluster, tmp_path: Path) -> None:
     flags = ("--journal-name", QUEUE, "--shards", "2", "--link", "127.0.0.1:0", "--no-web")
     with Nodes([Node("other", cluster.url, tmp_path, *flags)]) as nodes:
         [node] = nodes.nodes
@@ -320,7 +320,7 @@ def test_number_of_shards_is_fixed(queue: Queue, cluster: Cluster, tmp_path: Pat
         assert f"--shards 2: the queue {QUEUE} has 3 shards, and the number is fixed" in node.log
 
 
-def test_pins_are_fixed(queue: Queue, cluster: Cluster, tmp_path: Path) -> None:
+def test_server_with_other_pins_does_not_start(queue: Queue, cluster: Cluster, tmp_path: Path) -> None:
     with Nodes([Node("other", cluster.url, tmp_path, *FLAGS, "--pin", "mail=1")]) as nodes:
         [node] = nodes.nodes
         assert node.process is not None and node.process.wait(60) == 10

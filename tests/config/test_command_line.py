@@ -621,13 +621,16 @@ def test_commands_are_parsed(argv: list[str], command: Command) -> None:
         ["import", "d", ""],
         ["check", "d", "e"],
         ["dump", "d"],
+        ["reshard", "d", "--shards", "2"],
+        ["reshard", "postgresql://db/jobs", "--processes", "2"],
     ],
 )
 def test_unknown_verb_of_journal_is_refused(argv: list[str]) -> None:
     error = refusal("journal", *argv)
     assert str(error).endswith(
         ": must be `journal check DIR`, `journal export DIR [-o FILE] [--keep N] [-q]`, `journal import DIR [FILE]`"
-        " or `journal reshard DIR --processes N [--pin PATTERN=SHARD]`, with N from 1 to 1024"
+        " or `journal reshard DIR --processes N [--pin PATTERN=SHARD]` (of a database URL: --shards N), with N from"
+        " 1 to 1024"
     )
     assert error.exit_code == 5
 

@@ -220,13 +220,13 @@ class Members:
         """Raise StartError if *queue* was made with another number of shards, or other pins."""
         if queue.shards != self._shards:
             message = (
-                f"--shards {self._shards}: the queue {queue.name} has {queue.shards} shards, and the number is fixed;"
-                f" start it with --shards {queue.shards}, or choose another --journal-name"
+                f"--shards {self._shards}: the queue {queue.name} has {queue.shards} shards; start it with --shards"
+                f" {queue.shards}, or change the number with `journal reshard`"
             )
             raise StartError(message, EXIT_JOURNAL)
         if queue.pins != self._pins:
             message = f"the pins of the queue {queue.name} are {queue.pins or 'none'}, not {self._pins or 'none'}"
-            raise StartError(f"--pin: {message}; they are fixed when the queue is made", EXIT_JOURNAL)
+            raise StartError(f"--pin: {message}; change them with `journal reshard`", EXIT_JOURNAL)
 
     def find(self) -> Queue | None:
         """Return the queue, whatever its number of shards is; None if there is none. Create nothing."""
@@ -239,8 +239,8 @@ class Members:
         """Create the row of the queue, unless another process has done so."""
         if self._shards > 1 and self.connection.run("SELECT FROM greenstalk_journal WHERE name = %s", (self._name,)):
             message = (
-                f"--shards {self._shards}: the journal {self._name} is that of a queue of one shard; choose another"
-                " --journal-name, and move the jobs with `journal export` and `journal import`"
+                f"--shards {self._shards}: the journal {self._name} is that of a queue of one shard; divide it with"
+                " `journal reshard`, or choose another --journal-name"
             )
             raise StartError(message, EXIT_JOURNAL)
         id, secret = secrets.token_hex(QUEUE_ID_DIGITS // 2), secrets.token_hex(SECRET_BYTES)

@@ -40,7 +40,7 @@ MAX_ROW_SIZE: Final = 4 * 2**20
 UNLIMITED: Final = 2**62
 """Value of `Rows.free`: a database does not tell how many bytes its disk has left."""
 
-_INSERT: Final = b"""
+INSERT: Final = b"""
     INSERT INTO greenstalk_batch (journal, segment, at, has_more, data)
     VALUES (%s, %s, %s, %s, %b)"""
 
@@ -171,7 +171,7 @@ class Rows:
         leader = (journal, self._epoch, self._lease.holder_id)
         with connection.pipeline() if len(rows) > 1 else nullcontext():
             for row in rows[:-1]:
-                connection.execute(_INSERT + on_conflict, (journal, *row))
+                connection.execute(INSERT + on_conflict, (journal, *row))
             connection.execute(_INSERT_AS_LEADER + on_conflict, (*leader, *rows[-1]))
         return []
 

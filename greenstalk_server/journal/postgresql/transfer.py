@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from greenstalk_server.config.text import without_password
+from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.postgresql.connection import conninfo_of
@@ -30,10 +31,10 @@ def export_shared(url: str, name: str, target: str | None, is_quiet: bool = Fals
     """Export the journal *name* in the database at *url*, as `export_journal` of journal/transfer.py does."""
     now = time.time_ns()
     missing = StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_JOURNAL)
-    with _open_lease("export", url, name) as lease:
+    with open_lease("export", url, name) as lease:
         if not lease.find():
             raise missing
-        state, recovery = lease.read_state(), _read(lease)
+        state, recovery = lease.read_state(), read_journal(lease)
     if recovery.refusal:
         raise StartError(f"journal export: {recovery.refusal}", EXIT_JOURNAL)
     if not recovery.segments:
@@ -45,7 +46,7 @@ def export_shared(url: str, name: str, target: str | None, is_quiet: bool = Fals
 
 def import_shared(url: str, name: str, source: str | None) -> int:
     """Import into the journal *name*, empty or missing, in the database at *url*, as `import_journal` does."""
-    with _open_lease("import", url, name) as lease:
+    with open_lease("import", url, name) as lease:
         lease.open()
         state = lease.read_state()
         epoch = lease.acquire(state) if state.is_free else None
@@ -66,7 +67,7 @@ def import_shared(url: str, name: str, source: str | None) -> int:
 
 
 @contextmanager
-def _open_lease(verb: str, url: str, name: str) -> Iterator[LeaderLease]:
+def open_lease(verb: str, url: str, name: str) -> Iterator[LeaderLease]:
     """Provide the lease of the journal, for the caller to take if need be; turn an OSError into a StartError."""
     lease = LeaderLease(conninfo_of(url, f"journal {verb}"), name, f"journal {verb}", LEASE_DURATION)
     try:
@@ -78,10 +79,10 @@ def _open_lease(verb: str, url: str, name: str) -> Iterator[LeaderLease]:
         lease.close()
 
 
-def _read(lease: LeaderLease) -> Recovery:
+def read_journal(lease: LeaderLease) -> Recovery:
     """Return the present contents of the journal."""
     while True:
-        follower = Follower(lease, _empty_recovery())
+        follower = Follower(lease, _empty_recovery(lease.ids))
         try:
             while rows := follower.fetch():
                 follower.replay(rows)
@@ -92,12 +93,12 @@ def _read(lease: LeaderLease) -> Recovery:
         return follower.recovery
 
 
-def _empty_recovery() -> Recovery:
-    """Return a recovery to read a journal into."""
+def _empty_recovery(ids: IdSequence) -> Recovery:
+    """Return a recovery to read the journal of a shard into, which assigns *ids*."""
     jobs: dict[int, Job] = {}
     tubes: dict[bytes, Tube] = {}
 
     def tube_of(name: bytes) -> Tube:
         return tubes.get(name) or tubes.setdefault(name, Tube(name, jobs))
 
-    return Recovery(tube_of, jobs)
+    return Recovery(tube_of, jobs, ids=ids)
