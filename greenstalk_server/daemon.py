@@ -36,6 +36,7 @@ from greenstalk_server.config.options import PROGRAM, Options, secret_variables
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.core.operations import draining, policy_changes
@@ -288,7 +289,9 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     def make_queue(rows: Rows, clock: Clock) -> _SharedQueue:
         return _SharedQueue(options, resources.dashboard_factory, policy_file, lease, rows, clock, links)
 
-    candidate = leadership.Candidate(lease, make_queue, options.strict_recovery, membership)
+    candidate = leadership.Candidate(
+        lease, make_queue, options.strict_recovery, membership, options.outage_wait_ns / SECOND
+    )
     lifetime = leadership.ProcessLifetime(candidate)
     web_server = _standby_web_server(options, resources, policy_file, candidate.status, lambda: links)
     _handle_signals(lifetime.drain, lifetime.request_exit, options, resources, policy_file)
@@ -302,7 +305,8 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
         return
     candidate.set_clock(steady_clock(run_in_thread(lease.time)))
     server, links, files = _front_server(options, resources, membership, listener, candidate.clock)
-    lifetime.on_drain = server.drain
+    lifetime.on_drain, lifetime.on_hold, lifetime.on_release = server.drain, server.hold, server.release
+    links.on_rival = lifetime.note_rival
     server.start()
     membership.start()
     candidate.is_front = True

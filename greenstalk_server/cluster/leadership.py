@@ -5,6 +5,10 @@ in a native thread, so that long work in the event loop does not delay a renewal
 lease has ended by its own clock, which also advances while the process or the machine is suspended. The lease by
 itself does not prevent two servers from acknowledging changes. The epoch does: see journal.postgresql.
 
+With links, the leader keeps its jobs and connections at the end of its lease, and serves nothing until it has renewed
+the lease, which no other server has taken. After a failure to read the database, a standby waits for one lease before
+it takes a lease that has ended: its holder could not renew it. So an outage of the database changes no leader.
+
 A deposed leader holds stale jobs in memory. It never demotes itself: the process executes its program again, under the
 same process id, and rejoins as a standby.
 """
@@ -127,18 +131,20 @@ class Leadership:
     """Leadership of a journal. One thread renews the lease until `stop`; another reads the list of standbys.
 
     lost           reason for the loss of leadership; empty if no loss is known.
+    patience       seconds after the end of the lease for which it is still to be renewed.
     renewal_error  reason why the last renewal failed; empty if it succeeded.
     is_handover_requested   whether an operator has requested a handover.
     """
 
-    def __init__(self, lease: LeaderLease, epoch: int, taken_at: float) -> None:
-        """*taken_at* is the time of the request for leadership, by `boot_time`."""
+    def __init__(self, lease: LeaderLease, epoch: int, taken_at: float, outage_wait: float) -> None:
+        """*taken_at* is the time of the request for leadership, by `boot_time`; *outage_wait* as of Candidate."""
         self.epoch: int = epoch
         self.lost: str = ""
         self.renewal_error: str = ""
         self.is_handover_requested: bool = False
         self.standbys: tuple[tuple[str, float], ...] = ()
         self.lease: LeaderLease = lease
+        self.patience: float = max(0.0, outage_wait - lease.duration)
         self._expires_at: float = taken_at + lease.duration * (1 - CLOCK_DRIFT)
         self._checked_at: float = time.monotonic()
         self._stopped: threading.Event = threading.Event()
@@ -153,10 +159,15 @@ class Leadership:
         """
         return self.renewal_error if boot_time() > self._expires_at - self.lease.duration * WARNING_FRACTION else ""
 
+    @property
+    def is_expired(self) -> bool:
+        """Whether the lease has ended, by the clock of this process. Nothing may be served then."""
+        return boot_time() > self._expires_at
+
     def why_lost(self) -> str:
         """Return why leadership was lost; empty if it was not. Without a call for HUNG_AFTER seconds, renewals stop."""
         self._checked_at = time.monotonic()
-        if not self.lost and boot_time() > self._expires_at:
+        if not self.lost and boot_time() > self._expires_at + self.patience:
             self.lost = self.renewal_error or "this process was stopped for longer than its lease"
         return self.lost
 
@@ -197,9 +208,20 @@ class Candidate(Generic[Q]):
     """
 
     def __init__(
-        self, lease: LeaderLease, make: Callable[[Rows, Clock], Q], is_strict: bool, seats: Seats | None = None
+        self,
+        lease: LeaderLease,
+        make: Callable[[Rows, Clock], Q],
+        is_strict: bool,
+        seats: Seats | None = None,
+        outage_wait: float = 0.0,
     ) -> None:
-        """*make* returns an empty queue. *seats* are the shards to choose from; None: the journal of *lease* alone."""
+        """*make* returns an empty queue. *seats* are the shards to choose from; None: the journal of *lease* alone.
+
+        *outage_wait*: seconds without a renewal after which a leader gives up; it never gives up before its lease ends.
+        """
+        lease.renews_late = outage_wait > 0
+        self._outage_wait: float = outage_wait
+        self._answers_since: float | None = None
         self.queue: Q
         self.clock: Clock
         self.is_front: bool = False
@@ -278,6 +300,7 @@ class Candidate(Generic[Q]):
             except OSError as error:
                 if self.leadership is not None:
                     raise
+                self._answers_since = None
                 self._note_database_error(str(error))
             except PositionLost:
                 log.info("standby: segments were removed before they were read; reading the journal from the start")
@@ -301,6 +324,8 @@ class Candidate(Generic[Q]):
         assert self._follower is not None
         refuse_unfit(self._follower.recovery, is_strict=False)  # a standby must not lead a journal that it cannot serve
         self._lease_state = run_in_thread(self.lease.read_state)
+        if self._answers_since is None:
+            self._answers_since = time.monotonic()
         self._note_recovery()
         if not self.may_lead(self._lease_state) or (self._seats is not None and self._seats.is_reserved):
             if not self._is_following:
@@ -331,12 +356,19 @@ class Candidate(Generic[Q]):
     def may_lead(self, state: LeaseState) -> bool:
         """Return whether this server may take leadership: no server has it, or the leader has let its lease run out.
 
+        If leaders renew late, one that has not released its lease gets one lease since the database answers, unless it
+        must have given up before.
         The lease is timed by this machine's clock. The database's clock may have been set back, or the database may
         have failed over to a machine with another clock.
         """
         term = state.epoch, state.lease_until
         if term != self._last_term:
             self._last_term, self._lease_ends_at = term, time.monotonic() + state.remaining + TAKEOVER_DELAY
+        if self.lease.renews_late and state.holder is not None and not state.is_mine:
+            since = self._answers_since
+            is_early = since is None or time.monotonic() < since + self.lease.duration
+            if is_early and state.remaining > -self._outage_wait:
+                return False
         return state.is_free or state.is_mine or time.monotonic() > self._lease_ends_at
 
     def _report(self, report: Callable[[], None]) -> None:
@@ -390,7 +422,7 @@ class Candidate(Generic[Q]):
         epoch = run_in_thread(self.lease.acquire, state)
         if epoch is None:
             return None
-        self.leadership = Leadership(self.lease, epoch, taken_at)
+        self.leadership = Leadership(self.lease, epoch, taken_at, self._outage_wait)
         gevent.spawn(self._report, self.lease.remove_standby)
         while True:
             try:
@@ -437,12 +469,16 @@ class ProcessLifetime:
     stopping    set when the server must stop, for whatever reason.
     is_exiting  whether the process exits when it has stopped; if not, it executes its program again.
     on_drain    drains the server; set when this server leads.
+    on_hold, on_release     have the server serve no client while its lease is over; set if it can be renewed late.
     """
 
     def __init__(self, candidate: Candidate[Any]) -> None:
         self.stopping: Event = Event()
         self.is_exiting: bool = False
         self.on_drain: Callable[[], None] = _log_ignored_drain
+        self.on_hold: Callable[[], None] | None = None
+        self.on_release: Callable[[], None] | None = None
+        self._is_holding: bool = False
         self._candidate: Candidate[Any] = candidate
         self._inherited: list[int] = [os.dup(fd) for fd in _inherited_fds()]  # a server that stops closes the originals
 
@@ -508,11 +544,32 @@ class ProcessLifetime:
                 connection.break_if_overdue(EXIT_TIMEOUT if is_leaving else inf)
             if leadership is None:
                 continue
+            if self.stopping.is_set():
+                leadership.patience = 0.0
             if reason := leadership.why_lost() or self._candidate.queue.rows.lost:
                 self._abort(reason)
+            if leadership.is_expired != self._is_holding:
+                self._hold(leadership)
             if leadership.is_handover_requested and not self.stopping.is_set():
                 log.info("handing over: finishing commands and requests, then a standby takes over")
                 self.stopping.set()
+
+    def _hold(self, leadership: Leadership) -> None:
+        """Hold the commands of clients because the lease has ended, or serve them since it is renewed."""
+        self._is_holding = not self._is_holding
+        if self._is_holding:
+            log.error("the lease is over: %s; commands wait until it is renewed", leadership.renewal_error)
+        else:
+            log.info("the lease is renewed, and no other server has led; commands are served")
+        act = self.on_hold if self._is_holding else self.on_release
+        if act is not None:
+            act()
+
+    def note_rival(self, process: str) -> None:
+        """Give up if the lease has ended and *process* leads the shard of this server. Does not switch."""
+        leadership = self._candidate.leadership
+        if leadership is not None and leadership.is_expired:
+            self._abort(f"process {process} leads now")
 
     def _abort(self, reason: str) -> NoReturn:
         """Drop everything at once, since another server may lead: exit, or execute the program again."""

@@ -205,6 +205,8 @@ class Membership:
                 if not is_failing:
                     log.error("cannot read who leads the shards: %s; retrying until the database answers", error)  # noqa: TRY400
                 is_failing = True
+                self._silent_since.clear()  # the others could not report either
+                self._forgot_at = time.monotonic()
             gevent.sleep(MIN_READ_INTERVAL)
             self._wake.wait(POLL_INTERVAL - MIN_READ_INTERVAL)
             self._wake.clear()

@@ -378,6 +378,10 @@ class Connection(Handler):
         if sent < len(out):
             self._need_greenlet(out[sent:])
 
+    def is_client(self) -> bool:
+        """Return True."""
+        return True
+
     def fail(self, error: Exception) -> None:
         """Make the greenlet raise *error*, which ends the connection."""
         self._error = error

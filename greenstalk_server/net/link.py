@@ -383,6 +383,10 @@ class ServedClient(Handler):
         self._input, self._told = [], []
         self._link.host.forget_served(self, self.remote)
 
+    def is_client(self) -> bool:
+        """Return True."""
+        return True
+
     def fail(self, error: Exception) -> None:
         """Log *error*, and close."""
         log.error("internal error: the client is disconnected", exc_info=error)

@@ -60,6 +60,14 @@ class Peer:
     unread: bytes
 
 
+class SameShard(LinkError):
+    """The process *process* has proved that it belongs to the queue, and leads the shard of this one."""
+
+    def __init__(self, process: str, shard: int) -> None:
+        super().__init__(f"process {process} says that it leads shard {shard}, as this process does")
+        self.process: str = process
+
+
 def shake_hands(sock: socket.socket, identity: Identity, shard: int, is_connecting: bool) -> Peer:
     """Authenticate the peer of the non-blocking *sock*; raise LinkError if a check fails. Switches.
 
@@ -85,6 +93,8 @@ def shake_hands(sock: socket.socket, identity: Identity, shard: int, is_connecti
     stream.send(frame(frames.AUTH, 0, _proof(identity.secret, hello, theirs["nonce"])))
     if not hmac.compare_digest(stream.read(frames.AUTH), _proof(identity.secret, theirs, nonce)):
         raise LinkError(f"process {theirs['process']} does not know the secret")
+    if theirs["shard"] == shard != NO_SHARD:
+        raise SameShard(theirs["process"], shard)
     return Peer(theirs["process"], theirs["shard"], theirs["version"], stream.rest)
 
 
@@ -128,8 +138,7 @@ def _problem(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
             return f"the {name} of the peer is {_shown(theirs[name])}, that of this process {_shown(ours[name])}"
     if not 0 < len(theirs["process"]) <= MAX_ID or not theirs["process"].isalnum():
         return f"the peer says that it is process {_shown(theirs['process'])}"
-    is_own = theirs["shard"] == ours["shard"] != NO_SHARD
-    if is_own or not NO_SHARD <= theirs["shard"] < ours["shards"]:
+    if not NO_SHARD <= theirs["shard"] < ours["shards"]:
         return f"the peer says that it leads shard {_shown(theirs['shard'])}"
     return ""
 

@@ -40,7 +40,7 @@ from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link import Link, ServedClient, Wire
 from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, CallHandler, Message
-from greenstalk_server.net.link_handshake import Identity, connects, shake_hands
+from greenstalk_server.net.link_handshake import Identity, SameShard, connects, shake_hands
 from greenstalk_server.net.membership import Membership
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, reason_of
@@ -96,7 +96,10 @@ log = logging.getLogger(__name__)
 
 
 class Links:
-    """The other processes of the queue. Implements `front_channel.Routes` and `link.Host`."""
+    """The other processes of the queue. Implements `front_channel.Routes` and `link.Host`.
+
+    on_rival    called with the id of a process that says that it leads the shard of this one. Does not switch.
+    """
 
     def __init__(
         self,
@@ -120,6 +123,7 @@ class Links:
         self.ids: IdSequence = identity.ids
         self.heads: dict[bytes, Head] = {}
         self.handlers: dict[str, CallHandler] = {}
+        self.on_rival: Callable[[str], None] = _ignore_rival
         self.poller: Poller
         self.clock: Clock = clock
         self.broker: Broker = broker
@@ -327,6 +331,8 @@ class Links:
     def note_lead(self, link: Link) -> None:
         """Send to *link* what waits for the shard that its peer leads from now on. Does not switch."""
         log.info("process %s leads shard %d", link.peer, link.shard)
+        if link.shard == self.own:
+            self.on_rival(link.peer)
         self._membership.refresh()
         self._attach_waiting(link.shard)
 
@@ -440,7 +446,11 @@ class Links:
         *expected* is the id of the peer if this process has connected, None if it has accepted.
         """
         shard = self.own
-        peer = shake_hands(sock, self._identity, shard, is_connecting=expected is not None)
+        try:
+            peer = shake_hands(sock, self._identity, shard, is_connecting=expected is not None)
+        except SameShard as error:
+            self.on_rival(error.process)
+            raise
         if expected not in (None, peer.process):
             raise LinkError(f"its address belongs to process {peer.process}")
         if self._is_stopping:
@@ -582,6 +592,10 @@ class Links:
         self._refusals += 1
         if self._refusals <= MAX_REFUSALS and not self._is_stopping:
             log.warning("refused a link%s: %s", transport.origin(address), reason_of(error))
+
+
+def _ignore_rival(process: str) -> None:
+    """Stand in for `Links.on_rival`."""
 
 
 def _handshake_timeout() -> Timeout:

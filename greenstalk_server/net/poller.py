@@ -123,6 +123,10 @@ class Handler:
         """Log *error*, which another method has raised, and close the socket, now or later. Must not raise."""
         raise NotImplementedError
 
+    def is_client(self) -> bool:
+        """Whether the handler serves a client, so that `Poller.hold` concerns it."""
+        return False
+
 
 class Poller:
     """Serves handlers in the hub. No method switches.
@@ -144,6 +148,8 @@ class Poller:
         self._queue: deque[Handler] = deque()
         self._is_queued: set[Handler] = set()
         self._unfinished: list[Handler] = []
+        self._is_holding: bool = False
+        self._aside: list[Handler] = []  # handlers that `release` queues
         self._late: list[tuple[Handler, int]] = []  # handlers with their events, reported after the budget was spent
         self._spent: int = 0
         self._now: int = 0  # time of the last batch
@@ -206,6 +212,32 @@ class Poller:
             if not self._is_due:
                 self._is_due = True
                 self._loop.run_callback(self._poll)
+
+    def hold(self) -> None:
+        """Serve no client until `release`; what clients send waits. All other handlers are served."""
+        self._is_holding = True
+
+    def release(self) -> None:
+        """Serve clients again."""
+        self._is_holding = False
+        aside, self._aside = self._aside, []
+        self._is_queued.difference_update(aside)
+        for handler in aside:
+            self.queue(handler)
+
+    def _set_aside(self, queued: int, received: list[tuple[Handler, bytes]]) -> tuple[int, list[tuple[Handler, bytes]]]:
+        """Set the clients among the first *queued* handlers aside, and defer those in *received*; return what is left.
+
+        A handler that is set aside counts as queued, so it notes what else arrives.
+        """
+        first = [self._queue.popleft() for _ in range(queued)]
+        kept = [handler for handler in first if not handler.is_client()]
+        self._aside += [handler for handler in first if handler.is_client()]
+        self._queue.extendleft(reversed(kept))
+        for handler, data in received:
+            if handler.is_client():
+                handler.defer(data)
+        return len(kept), [each for each in received if not each[0].is_client()]
 
     def note_unfinished(self, handler: Handler) -> None:
         """Have *handler*, which is being served and has input left, take turns with the others of its batch."""
@@ -276,6 +308,8 @@ class Poller:
         self.is_serving = True
         queued = min(len(self._queue), BATCH_SIZE - len(events))  # before `_receive` queues more
         received = self._receive(events) if events else []
+        if self._is_holding:
+            queued, received = self._set_aside(queued, received)
         limit = COMMAND_SLICE if queued + len(received) == 1 else COMMAND_QUANTUM
         self._now = now = self._clock()
         replies: list[tuple[Handler, bytes]] = []
@@ -291,6 +325,21 @@ class Poller:
                 continue
             if out:
                 replies.append((handler, out))
+        self._serve_received(received, now, limit, replies)
+        if self._late:
+            self._queue_late()
+        if self._unfinished:
+            self._take_turns(now, replies)
+        self._send(replies)
+        self.is_serving = False
+        if self.is_output_due and self.after_batch is not None:
+            self.is_output_due = False
+            self.after_batch()
+
+    def _serve_received(
+        self, received: list[tuple[Handler, bytes]], now: int, limit: range, replies: list[tuple[Handler, bytes]]
+    ) -> None:
+        """Serve what was *received*; add to *replies*."""
         for handler, data in received:
             if self._spent >= DEFER_ABOVE:
                 handler.defer(data)
@@ -302,15 +351,6 @@ class Poller:
                 continue
             if out:
                 replies.append((handler, out))
-        if self._late:
-            self._queue_late()
-        if self._unfinished:
-            self._take_turns(now, replies)
-        self._send(replies)
-        self.is_serving = False
-        if self.is_output_due and self.after_batch is not None:
-            self.is_output_due = False
-            self.after_batch()
 
     def _send(self, replies: list[tuple[Handler, bytes]]) -> None:
         if self.before_send is not None:

@@ -317,14 +317,14 @@ def test_server_with_another_number_of_shards_does_not_start(queue: Queue, clust
     with Nodes([Node("other", cluster.url, tmp_path, *flags)]) as nodes:
         [node] = nodes.nodes
         assert node.process is not None and node.process.wait(60) == 10
-        assert f"--shards 2: the queue {QUEUE} has 3 shards, and the number is fixed" in node.log
+        assert f"--shards 2: the queue {QUEUE} has 3 shards; start it with --shards 3, or change the number" in node.log
 
 
 def test_server_with_other_pins_does_not_start(queue: Queue, cluster: Cluster, tmp_path: Path) -> None:
     with Nodes([Node("other", cluster.url, tmp_path, *FLAGS, "--pin", "mail=1")]) as nodes:
         [node] = nodes.nodes
         assert node.process is not None and node.process.wait(60) == 10
-        assert f"--pin: the pins of the queue {QUEUE} are none, not mail=1; they are fixed" in node.log
+        assert f"--pin: the pins of the queue {QUEUE} are none, not mail=1; change them with `journal" in node.log
 
 
 def test_server_without_shards_does_not_open_the_queue(queue: Queue, cluster: Cluster, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from greenstalk_server.protocol import link_frames as frames
+from greenstalk_server.protocol.front_channel import NO_SHARD
 from tests.net.in_process import read_to_end, wait_until
 from tests.net.link_peer import Peer, Process
 
@@ -37,7 +38,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
         ({"queue": "other"}, "the queue of the peer is 'other', that of this process 'a1b2'"),
         ({"shards": 4}, "the shards of the peer is 4, that of this process 3"),
         ({"base": 7}, "the base of the peer is 7, that of this process 0"),
-        ({"shard": 0}, "the peer says that it leads shard 0"),
+        ({"shard": 0}, "process a1 says that it leads shard 0, as this process does"),
         ({"shard": 3}, "the peer says that it leads shard 3"),
         ({"version": 9, "oldest": 8}, "the peer speaks versions 8 to 9, this process 2 to 3"),
         ({"version": 1, "oldest": 1}, "the peer speaks versions 1 to 1, this process 2 to 3"),
@@ -52,12 +53,23 @@ def test_unfit_peer_is_refused_with_one_line(
     process: Process, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], reason: str
 ) -> None:
     peer = process.peer(**changes)
-    if "secret" in changes:
+    if "secret" in changes or changes == {"shard": 0}:
         peer.shake_hands()
     else:
         peer.say_hello()
     read_to_end(peer.sock)
     assert refusals(caplog) == [f"refused a link: {reason}"]
+
+
+def test_process_notices_another_one_that_leads_its_shard(process: Process) -> None:
+    rivals: list[str] = []
+    process.links.on_rival = rivals.append
+    peer = process.peer(process="a1", shard=0)
+    peer.shake_hands()
+    read_to_end(peer.sock)
+    assert rivals == ["a1"]
+    process.linked("b1", NO_SHARD).send(frames.LEAD, 0, b"")
+    wait_until(lambda: rivals == ["a1", "b1"])
 
 
 @pytest.mark.parametrize("changes", [{"version": 2, "oldest": 1}, {"version": 9, "oldest": 3}])

@@ -10,6 +10,7 @@ A client moves to another server when its own fails. Its jobs have tags or none:
 from __future__ import annotations
 
 import random
+import select
 import socket
 import threading
 import time
@@ -86,6 +87,10 @@ class Connection:
         if not line.endswith(b"\r\n"):
             raise Gone
         return line[:-2]
+
+    def has_input(self) -> bool:
+        """Return whether the server has sent something that is not read yet, or has closed the connection."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     def read(self, size: int) -> bytes:
         """Return the body of *size* bytes that follows a line."""

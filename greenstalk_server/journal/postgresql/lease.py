@@ -79,6 +79,7 @@ class LeaderLease:
     others      connections for all other statements; the process watches these connections too.
     ids         the ids that the shard of the journal assigns.
     epoch_limit highest epoch that this process can have set: a higher one was set by another process.
+    renews_late     the lease can be renewed after its end as long as no other process has taken it.
     """
 
     def __init__(self, conninfo: str, journal_name: str, name: str, duration: float, former: str = "") -> None:
@@ -91,6 +92,7 @@ class LeaderLease:
         self.heartbeat_interval: float = min(duration / 3, HEARTBEAT_INTERVAL)
         self.others: list[DatabaseConnection] = []
         self.epoch_limit: int = 0
+        self.renews_late: bool = False
         self.ids: IdSequence = ONE_SHARD
         self._hosts: Hosts = Hosts(conninfo)
         self.former: str = former
@@ -218,20 +220,21 @@ class LeaderLease:
     def renew(self) -> bool:
         """Renew the lease; return whether a handover was requested; raise NotLeader.
 
-        A renewal after the end of the lease has no effect.
+        A renewal after the end of the lease has no effect, unless `renews_late`.
         """
         query = """
             UPDATE greenstalk_journal SET lease_until = clock_timestamp() + make_interval(secs => %s)
-            WHERE id = %s AND holder = %s AND epoch <= %s AND lease_until >= clock_timestamp()
+            WHERE id = %s AND holder = %s AND epoch <= %s AND (%s OR lease_until >= clock_timestamp())
             RETURNING is_handing_over"""
         for _ in range(2):  # this process may raise the epoch between the two statements
-            renewed = self.connection.run(query, (self.duration, self.journal, self.holder_id, self.epoch_limit))
+            parameters = (self.duration, self.journal, self.holder_id, self.epoch_limit, self.renews_late)
+            renewed = self.connection.run(query, parameters)
             if renewed:
                 return bool(renewed[0][0])
             now = self.read_state()
             if not now.is_mine:
                 raise NotLeader(f"{now.leader or 'nobody'} leads now")
-            if now.is_free:
+            if now.is_free and not self.renews_late:
                 raise NotLeader("the lease was over before it could be renewed")
             if now.epoch > self.epoch_limit:
                 break
