@@ -309,7 +309,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     links.on_rival = lifetime.note_rival
     server.start()
     membership.start()
-    candidate.is_front = True
+    candidate.is_front, candidate.unreached = True, links.unreached
     if web_server is not None:
         files.open, web_server.files = files.open + web_server.files.open, files
     dashboard: Dashboard | None = None

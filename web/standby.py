@@ -62,6 +62,8 @@ def create_standby_app(
         return _plain("ok", 200)
 
     def readyz() -> Response:
+        if role().is_front and role().unready:
+            return _plain(role().unready, 503)
         return _plain(status_line(role()), 200 if role().is_front else 503)
 
     def metrics() -> Response:

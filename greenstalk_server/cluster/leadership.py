@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
@@ -205,6 +205,7 @@ class Candidate(Generic[Q]):
     clock       follows the database's clock, so that machines with different clocks agree on when a delay ends.
     leadership  None while this server is a standby.
     is_front    whether this server serves clients also while it is a standby.
+    unreached   returns the shards that this server cannot reach.
     """
 
     def __init__(
@@ -225,6 +226,7 @@ class Candidate(Generic[Q]):
         self.queue: Q
         self.clock: Clock
         self.is_front: bool = False
+        self.unreached: Callable[[], Sequence[int]] = tuple
         self._has_clock: bool = False
         self._seats: Seats | None = seats
         self.leadership: Leadership | None = None
@@ -270,6 +272,7 @@ class Candidate(Generic[Q]):
                 leadership.warning,
                 leadership.standbys,
                 self.is_front,
+                tuple(self.unreached()),
             )
         return ClusterStatus(
             False,
@@ -280,6 +283,7 @@ class Candidate(Generic[Q]):
             self._behind(),
             self._database_error or self._unanswered(),
             is_front=self.is_front,
+            unreached=tuple(self.unreached()),
         )
 
     def _unanswered(self) -> str:

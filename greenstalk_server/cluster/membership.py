@@ -109,6 +109,10 @@ class Membership:
         """Return the id of the process that leads *shard*, or whose lead has ended without a successor; else None."""
         return self.snapshot.shards[shard].holder or None
 
+    def is_led(self, shard: int) -> bool:
+        """Return whether the lease of *shard* has not ended."""
+        return not self.snapshot.shards[shard].is_free
+
     def addresses(self) -> Mapping[str, str]:
         """Return the addresses of the links of all processes, this one included, by their ids."""
         return self._addresses

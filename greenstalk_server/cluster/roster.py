@@ -27,6 +27,10 @@ class Roster:
         """Return the id of the process that leads *shard*; None while there is none. Does not switch."""
         return self._processes[shard] or None
 
+    def is_led(self, shard: int) -> bool:
+        """Return whether *shard* has a process. Does not switch."""
+        return bool(self._processes[shard])
+
     def addresses(self) -> dict[str, str]:
         """Return the address of each process, by its id. Does not switch."""
         return {process: f"unix:{path}" for process, path in zip(self._processes, self._paths, strict=True) if process}

@@ -22,6 +22,7 @@ class ClusterStatus:
     database_error  why the database does not answer; empty if it does.
     is_front    whether this server serves clients, be it the leader or not.
     standbys    the standbys of an active server: name, and seconds behind.
+    unreached   shards whose owners live, and have not been reached for --outage-wait.
     """
 
     is_active: bool
@@ -33,3 +34,15 @@ class ClusterStatus:
     database_error: str = ""
     standbys: tuple[tuple[str, float], ...] = ()
     is_front: bool = False
+    unreached: tuple[int, ...] = ()
+
+    @property
+    def unready(self) -> str:
+        """Why an active server, or one with links, should get no new clients; empty if it may get them.
+
+        A server with links keeps its clients while the database is away.
+        """
+        if not self.is_front:
+            return self.database_error
+        shards = ", ".join(map(str, self.unreached))
+        return f"cannot reach the owner of shard {shards}" if shards else ""

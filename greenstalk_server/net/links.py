@@ -140,6 +140,7 @@ class Links:
         self._connectors: dict[str, Service] = {}
         self._waiting: dict[int, dict[Wire, int]] = {}  # wires without a link, and since when a command waits, or 0
         self._attaching: set[int] = set()
+        self._unreached: dict[int, int] = {}  # shards whose owners live, with the time since when there is no link
         self._shard_of: dict[bytes, int] = {}
         self._ending: deque[Callable[[], None]] = deque()
         self._dirty: dict[Link, None] = {}
@@ -233,6 +234,11 @@ class Links:
     def is_linked(self, shard: int) -> bool:
         """Return whether *shard* can be reached now."""
         return self._link_to(shard) is not None
+
+    def unreached(self) -> list[int]:
+        """Return the shards whose owners live, and have not been reached for `outage_wait`."""
+        before = self.clock() - self._outage_wait
+        return [shard for shard, since in self._unreached.items() if since < before]
 
     def _link_to(self, shard: int) -> Link | None:
         """Return the link to the process that leads *shard*, and that has confirmed this; None if there is none."""
@@ -389,8 +395,18 @@ class Links:
         """Close the connections whose commands have waited too long for a shard. Switches."""
         while True:
             gevent.sleep(CHECK_INTERVAL)
+            self._note_unreached()
             for shard in list(self._waiting):
                 self._check_waiting(shard)
+
+    def _note_unreached(self) -> None:
+        """Note the shards whose owners live, and to which there is no link."""
+        now = self.clock()
+        for shard in range(self.ids.shards):
+            if shard == self.own or self.is_linked(shard) or not self._membership.is_led(shard):
+                self._unreached.pop(shard, None)
+            else:
+                self._unreached.setdefault(shard, now)
 
     def _check_waiting(self, shard: int) -> None:
         """Close the connections whose commands have waited too long for *shard*, little by little. Switches."""

@@ -21,6 +21,9 @@ class Membership(Protocol):
     def owner_of(self, shard: int) -> str | None:
         """Return the id of the process that leads *shard*; None if there is none. Does not switch."""
 
+    def is_led(self, shard: int) -> bool:
+        """Return whether a process leads *shard* now, as far as this one knows. Does not switch."""
+
     def addresses(self) -> Mapping[str, str]:
         """Return the address of each process that lives, by its id. The own process may be missing.
 

@@ -15,6 +15,7 @@ from tests.cluster.test_cluster import connect, name_of, put
 from tests.support.cluster import Cluster
 from tests.support.load import Gone
 from tests.support.nodes import Node, Nodes, wait_until
+from tests.support.ports import free_ports
 from tests.support.proxy import Proxy
 
 LEASE: Final = 1
@@ -122,6 +123,23 @@ def test_owner_that_alone_loses_the_database_is_replaced_and_its_clients_close(q
         assert time.monotonic() - began < OUTAGE_WAIT / 2
         assert other.stats(b"stats-job %d" % id)[b"state"] == b"ready"
     assert queue.owner(0) is standby
+
+
+def test_server_that_reaches_no_owner_of_a_shard_is_not_ready(cluster: Cluster, tmp_path: Path) -> None:
+    ports, nodes, proxies = free_ports(2), [], []
+    flags = ("--journal-name", "unreached", "--shards", "2", "--outage-wait", str(LEASE))
+    for number, port in enumerate(ports):
+        proxies.append(Proxy(port))
+        link = ("--link", f"127.0.0.1:{proxies[-1].port}", "--link-listen", f"127.0.0.1:{port}")
+        nodes.append(Node(f"node-{number}", cluster.url, tmp_path, *flags, *link))
+    with Nodes(nodes):
+        wait_until(lambda: all(node.ask("readyz")[0] == 200 for node in nodes), lambda: nodes[0].log)
+        wait_until(lambda: all("leads shard" in node.log for node in nodes), lambda: nodes[0].log)
+        for proxy in proxies:
+            proxy.close()
+        wait_until(lambda: all(node.ask("readyz")[0] == 503 for node in nodes), lambda: nodes[0].log)
+        texts = {node.ask("readyz")[1] for node in nodes}
+        assert texts == {f"cannot reach the owner of shard {shard}\n" for shard in range(2)}
 
 
 def test_owner_gives_up_after_the_outage_wait(database: Cluster, tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ class FixedMembership:
     def owner_of(self, shard: int) -> str | None:
         return self.owners.get(shard)
 
+    def is_led(self, shard: int) -> bool:
+        return shard in self.owners
+
     def addresses(self) -> dict[str, str]:
         return self.processes
 

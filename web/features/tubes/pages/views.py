@@ -283,9 +283,11 @@ class Views:
         """Serve `/readyz`: `ready`, or 503 and the reason why puts are refused, or the services that have failed."""
         if names := supervisor.failed():
             return _plain(f"restarting after an internal error: {', '.join(names)}; the log has the details", 503)
+        if self._role is not None and self._role().unreached:
+            return _plain(self._role().unready, 503)
         error = self._broker.journal.write_error
         if error is None and self._role is not None:
-            error = self._role().database_error or None
+            error = self._role().unready or None
         return _plain("ready", 200) if error is None else _plain(f"journal: {error}", 503)
 
     def _job(self) -> Job:
