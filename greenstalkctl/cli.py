@@ -12,6 +12,7 @@ import click
 
 from greenstalkctl.commands import (
     bury,
+    capacity,
     completion,
     connections,
     delete,
@@ -102,6 +103,7 @@ for command in (
     mark.mark,
     raw.raw,
     servers.servers,
+    capacity.capacity,
     completion.completion,
     help.help,
 ):
