@@ -285,8 +285,8 @@ def create_dashboard(
     parts = TaskParts(tasks, shards)
     listed_tasks = ListedTasks(tasks, clock, shards)
     changing = (broker, clock, commit, audit, tasks, saved, saved_changes)
-    operations, bulk = Operations(*changing), Bulk(*changing)
-    tube_changes, undo = TubeChanges(*changing), Undo(*changing)
+    operations, bulk = Operations(*changing), Bulk(*changing, parts=parts)
+    tube_changes, undo = TubeChanges(*changing), Undo(*changing, parts=parts, shards=shards)
     app.jinja_env.globals |= {
         "clear_promise": operations.clear_promise,
         "deletion_promise": saved_changes.deletion_promise,

@@ -6,6 +6,7 @@ One real server for the module. Each test uses tubes and bodies of its own, sinc
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,15 +16,24 @@ from tests.cluster.test_web import ADMIN, CONFIG, SHARDS, VIEWER, Site, dead_pro
 from tests.support.daemon import Daemon, environment
 from tests.support.ports import free_ports
 
+OPERATOR = "work"
+ROLES = f"""
+{CONFIG}
+[roles.operator]
+view = ["*"]
+operate = ["own.*"]
+"""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     [port] = free_ports(1)
     config = tmp_path_factory.mktemp("web") / "server.toml"
-    config.write_text(CONFIG)
+    config.write_text(ROLES)
     flags = ["--processes", str(SHARDS), "-l", "127.0.0.1", "-p", "0", "--web-port", str(port), "--config", str(config)]
-    passwords = environment(GREENSTALK_WEB_PASSWORD=ADMIN, GREENSTALK_WEB_VIEWER_PASSWORD=VIEWER)
-    with Daemon(*flags, environ=passwords) as daemon:
+    passwords = {"": ADMIN, "OPERATOR_": OPERATOR, "VIEWER_": VIEWER}
+    environ = environment(**{f"GREENSTALK_WEB_{role}PASSWORD": password for role, password in passwords.items()})
+    with Daemon(*flags, environ=environ) as daemon:
         yield Site(daemon, port)
 
 
@@ -32,14 +42,14 @@ def put_everywhere(site: Site, prefix: str, body: bytes = b"x", count: int = 1) 
     return [id for name in site.tubes(prefix) for id in site.put(name, body, count)]
 
 
-def ended(site: Site, task: Any) -> Any:
+def ended(site: Site, task: Any, password: str = ADMIN) -> Any:
     """Return *task* as it is at its end."""
-    until(lambda: site.api("GET", f"/tasks/{task['id']}")["state"] != "running")
-    return site.api("GET", f"/tasks/{task['id']}")
+    until(lambda: site.api("GET", f"/tasks/{task['id']}", password=password)["state"] != "running")
+    return site.api("GET", f"/tasks/{task['id']}", password=password)
 
 
 def search(site: Site, q: str, password: str = ADMIN, **options: object) -> Any:
-    return ended(site, site.api("POST", "/searches", {"q": q, **options}, 202, password))
+    return ended(site, site.api("POST", "/searches", {"q": q, **options}, 202, password), password)
 
 
 def found(site: Site, task: Any, limit: int = 100, password: str = ADMIN) -> list[Any]:
@@ -127,9 +137,7 @@ def test_lists_and_searches_show_only_visible_tubes_on_every_shard(site: Site) -
     both = {job["id"] for job in found(site, task)}
     assert {*seen, *hidden} <= both
     site.api("GET", f"/tasks/{task['id']}", status=404, password=VIEWER)
-    own = site.api("POST", "/searches", {"q": "size:1"}, 202, VIEWER)
-    until(lambda: site.api("GET", f"/tasks/{own['id']}", password=VIEWER)["state"] == "done")
-    theirs = {job["tube"] for job in found(site, own, password=VIEWER)}
+    theirs = {job["tube"] for job in found(site, search(site, "size:1", VIEWER), password=VIEWER)}
     assert theirs == set(site.tubes("seen.look"))
 
 
@@ -151,10 +159,130 @@ def test_suggestions_come_from_the_jobs_of_all_shards(site: Site) -> None:
     assert "red2" in site.page("/suggest?q=body.color2:")
 
 
+# Bulk changes
+
+
+def change(site: Site, q: str, password: str = ADMIN, **options: object) -> Any:
+    """Return the task of a bulk change at its end."""
+    return ended(site, site.api("POST", "/bulk", {"q": q, **options}, 202, password), password)
+
+
+def states(site: Site, ids: list[int]) -> list[str]:
+    return [site.api("GET", f"/jobs/{id}")["state"] for id in ids]
+
+
+def entries(site: Site, what: str, task: str) -> list[Any]:
+    """Return the details of the entries of the audit log about *task*."""
+    listed = site.api("GET", "/audit", limit=200)["entries"]
+    return [one["details"] for one in listed if one["what"] == what and one["details"]["task"] == task]
+
+
+def test_bulk_change_of_all_shards_is_previewed_run_audited_and_undone_as_one(site: Site) -> None:
+    ids = put_everywhere(site, "many", b"needle-many", 2)
+    site.api("POST", f"/jobs/{ids[0]}/bury")
+    preview = change(site, "body:needle-many", action="bury")
+    assert (preview["state"], preview["kind"]) == ("done", "dry-run")
+    counted = preview["counted"]
+    assert (counted["would_change"], counted["as_they_are"], counted["run"]) == (len(ids) - 1, 1, None)
+    assert counted["sample"] == sorted(ids[1:])[:10]
+    assert counted["undo"].startswith("This can be undone for a day")
+    assert "ready" in states(site, ids)
+    run = ended(site, site.api("POST", f"/tasks/{preview['id']}/run", {}, 202))
+    assert (run["state"], run["matched"], run["changed"]) == ("done", len(ids), len(ids) - 1)
+    assert site.api("POST", f"/tasks/{preview['id']}/run", {}, 202)["id"] == run["id"]  # at most once
+    assert states(site, ids) == ["buried"] * len(ids)
+    until(lambda: len(entries(site, "bulk/end", run["id"])) == 1)
+    assert len(entries(site, "bulk/run", run["id"])) == 1
+    assert entries(site, "bulk/end", run["id"])[0]["jobs"] == len(ids) - 1
+    [listed] = [one for one in site.api("GET", "/changes")["changes"] if one["title"] == run["title"]]
+    assert (listed["jobs"], listed["undone_at"]) == (len(ids) - 1, None)
+    undo = ended(site, site.api("POST", f"/changes/{listed['number']}/undo", status=202))
+    assert (undo["state"], undo["changed"], undo["refused"]) == ("done", len(ids) - 1, [])
+    assert states(site, ids) == ["buried", *["ready"] * (len(ids) - 1)]
+    until(lambda: len(entries(site, "undo/end", undo["id"])) == 1)
+    [listed] = [one for one in site.api("GET", "/changes")["changes"] if one["title"] == run["title"]]
+    assert listed["undone_at"] is not None
+    site.api("POST", f"/changes/{run['change_number']}/undo", status=409)
+
+
+def test_undo_of_a_deletion_on_all_shards_reports_the_jobs_that_it_does_not_restore(site: Site) -> None:
+    ids = put_everywhere(site, "undo", b"needle-undo")
+    done = change(site, "body:needle-undo", action="kick", dry_run=False)
+    assert (done["changed"], done["change_number"]) == (0, None)
+    done = change(site, "body:needle-undo", action="bury", dry_run=False)
+    site.api("DELETE", f"/jobs/{ids[0]}", status=204)
+    site.api("DELETE", f"/jobs/{ids[-1]}", status=204)
+    undo = ended(site, site.api("POST", f"/changes/{done['change_number']}/undo", status=202))
+    [refused] = undo["refused"]
+    assert (refused["jobs"], sorted(refused["sample"])) == (2, sorted([ids[0], ids[-1]]))
+    assert (undo["changed"], undo["skipped"]) == (len(ids) - 2, 2)
+
+
+def test_move_to_a_tube_of_one_shard_gathers_the_jobs_of_all(site: Site) -> None:
+    ids, target = put_everywhere(site, "gather", b"needle-gather"), "together"
+    done = change(site, "body:needle-gather", action="move", to=target, dry_run=False)
+    assert (done["state"], done["changed"]) == ("done", len(ids))
+    until(lambda: len(site.api("GET", "/jobs", tube=target)["jobs"]) == len(ids))
+    assert {job["id"] for job in site.api("GET", "/jobs", tube=target)["jobs"]} == set(ids)
+
+
+def test_change_of_selected_jobs_finds_each_on_its_shard(site: Site) -> None:
+    ids = put_everywhere(site, "some")
+    done = ended(site, site.api("POST", "/bulk", {"ids": ids[::2], "action": "delete", "dry_run": False}, 202))
+    assert (done["total"], done["scanned"], done["changed"]) == (len(ids[::2]),) * 3
+    assert [site.ask("GET", f"/api/v1/jobs/{id}").status for id in ids] == [404, 200] * 4 + [404]
+
+
+def test_cancelled_change_stops_on_all_shards(site: Site) -> None:
+    ids = put_everywhere(site, "stop", b"needle-stop", 5)
+    started = site.api(
+        "POST", "/bulk", {"q": "body:needle-stop", "action": "bury", "rate": 10.0, "dry_run": False}, 202
+    )
+    assert started["state"] == "running"
+    assert site.api("DELETE", f"/tasks/{started['id']}")["state"] == "cancelled"
+    changed = site.api("GET", f"/tasks/{started['id']}")["changed"]
+    assert changed < len(ids)
+    assert states(site, ids).count("buried") == changed  # no part continues
+
+
+def test_rate_of_a_change_is_divided_among_the_shards(site: Site) -> None:
+    ids = put_everywhere(site, "rate", b"needle-rate")
+    preview = change(site, "body:needle-rate", action="bury", rate=20.0)
+    begin = time.monotonic()
+    run = ended(site, site.api("POST", f"/tasks/{preview['id']}/run", {}, 202))
+    assert run["changed"] == len(ids)
+    assert time.monotonic() - begin > (len(ids) - SHARDS) / 20.0 - SHARDS * 0.05  # the first job of a shard is at once
+
+
+def test_operator_changes_only_the_jobs_of_own_tubes_on_every_shard(site: Site) -> None:
+    own, others = put_everywhere(site, "own.", b"needle-rights"), put_everywhere(site, "their.", b"needle-rights")
+    done = change(site, "body:needle-rights", OPERATOR, action="bury", dry_run=False)
+    assert (done["state"], done["changed"]) == ("done", len(own))
+    assert states(site, own) == ["buried"] * len(own)
+    assert states(site, others) == ["ready"] * len(others)
+    site.api("POST", "/bulk", {"q": "body:needle-rights", "action": "move", "to": "their.0"}, 403, OPERATOR)
+    listed = site.api("GET", "/changes", password=OPERATOR)["changes"]
+    assert [one["jobs"] for one in listed if one["title"] == done["title"]] == [len(own)]
+
+
+def test_preview_page_shows_jobs_of_all_shards_and_confirms_their_number(site: Site) -> None:
+    ids = put_everywhere(site, "form", b"needle-form")
+    where = site.submit("/bulk/preview", scope="all", q="body:needle-form", action="delete")
+    page = site.page(where)
+    assert f"Delete {len(ids)} jobs?" in page
+    assert all(f">{id}</a>" in page for id in ids)
+    task = where.partition("task=")[2]
+    origin = {"Origin": f"http://127.0.0.1:{site.port}", "Content-Type": "application/x-www-form-urlencoded"}
+    assert site.ask("POST", "/bulk/run", f"task={task}&confirm=1".encode(), **origin).status == 400
+    progress = site.submit("/bulk/run", task=task, confirm=len(ids))
+    until(lambda: site.live("task", id=progress.partition("id=")[2])["fields"]["task-done"] == str(len(ids)))
+    assert pages(site, "/jobs", q="body:needle-form") == []
+
+
 # A shard without a process. This test is the last: the jobs of that shard are lost.
 
 
-def test_searches_and_lists_name_the_shard_that_does_not_answer(site: Site) -> None:
+def test_shard_that_does_not_answer_is_named_and_the_others_are_served(site: Site) -> None:
     ids = put_everywhere(site, "dead", b"needle-dead")
     with dead_process(site) as gone:
         until(lambda: "warning" in site.api("GET", "/jobs", q="body:needle-dead"))
@@ -166,5 +294,15 @@ def test_searches_and_lists_name_the_shard_that_does_not_answer(site: Site) -> N
         assert (task["state"], task["matched"]) == ("failed", len(left))
         assert f"The process of shard {gone} does not answer" in task["message"]
         assert [job["id"] for job in found(site, task)] == sorted(left)
+        preview = change(site, "body:needle-dead", action="bury")
+        assert (preview["state"], preview["counted"]["would_change"]) == ("failed", len(left))
+        site.api("POST", f"/tasks/{preview['id']}/run", {}, 409)
+        done = change(site, "body:needle-dead", action="bury", dry_run=False)
+        assert (done["state"], done["changed"]) == ("failed", len(left))
+        assert f"The process of shard {gone} does not answer" in done["message"]
+        assert states(site, left) == ["buried"] * len(left)
+        site.api("POST", f"/changes/{done['change_number']}/undo", status=503)
     until(lambda: "warning" not in site.api("GET", "/jobs", q="body:needle-dead"))
+    undo = ended(site, site.api("POST", f"/changes/{done['change_number']}/undo", status=202))
+    assert (undo["state"], undo["changed"]) == ("done", len(left))
     assert search(site, "body:needle-dead")["state"] == "done"

@@ -16,10 +16,12 @@ from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.changes import bulk
 from greenstalk_server.web.changes.bulk import Bulk, Change
 from greenstalk_server.web.changes.operations import Operations, Put
+from greenstalk_server.web.changes.task_parts import TaskParts
 from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
 from greenstalk_server.web.features.policies import changes as policies
 from greenstalk_server.web.features.policies.changes import Effect
 from greenstalk_server.web.framework.failures import PutRefused
+from greenstalk_server.web.framework.shards import ALONE
 from greenstalk_server.web.reads.jobs.query import parse
 from tests.support.daemon import TIMEOUT
 
@@ -254,7 +256,7 @@ def dead(queue: Queue) -> list[int]:
 
 @pytest.fixture
 def changes(queue: Queue, dashboard: Dashboard) -> Bulk:
-    return Bulk(*changing(queue, dashboard))
+    return Bulk(*changing(queue, dashboard), parts=TaskParts(dashboard.tasks, ALONE))
 
 
 def redrive(changes: Bulk, query: str = "tube:failed", ids: tuple[int, ...] | None = None, rate: float = 0) -> Task:

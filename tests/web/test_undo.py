@@ -26,9 +26,11 @@ from greenstalk_server.journal.saved_jobs import SavedJobsWriter, read_saved_job
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.changes import saved_changes as module
 from greenstalk_server.web.changes.saved_changes import LIFETIME, SavedChange, SavedChanges
+from greenstalk_server.web.changes.task_parts import TaskParts
 from greenstalk_server.web.changes.undo import Undo
 from greenstalk_server.web.features.jobs.pages.edit import version
 from greenstalk_server.web.framework.access import Principal
+from greenstalk_server.web.framework.shards import ALONE
 from greenstalk_server.web.store.rows import Change
 from greenstalk_server.web.store.sqlite import SqliteRows
 from tests.support import invariants
@@ -484,7 +486,7 @@ def test_undo_needs_the_right_to_operate_the_former_and_the_present_tube(queue: 
     for id, tube in zip(ids, ("open.other", "hidden"), strict=True):
         client.post(f"/api/v1/jobs/{id}/move", json={"tube": tube})
     dashboard = app.extensions["dashboard"]
-    undoing = Undo(*changing(queue, dashboard))
+    undoing = Undo(*changing(queue, dashboard), parts=TaskParts(dashboard.tasks, ALONE), shards=ALONE)
     rights = Rights(view=frozenset(("open.*", "mail")), operate=frozenset(("open.*",)))
     for change in dashboard.saved_changes._kept.values():
         with app.app_context():

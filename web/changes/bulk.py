@@ -8,14 +8,17 @@ cancelled.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Final, Literal
 
 import gevent
 from flask import url_for
-from msgspec import Meta
+from msgspec import Meta, convert
 from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
@@ -25,13 +28,14 @@ from greenstalk_server.core.operations import editing, finishing, kicking
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.web.changes.queue_changes import QueueChanges
 from greenstalk_server.web.changes.saved_changes import Recording
+from greenstalk_server.web.changes.task_parts import TaskParts
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal, require_operator
 from greenstalk_server.web.framework.api.values import Count, JobId, ResponseModel
 from greenstalk_server.web.reads.jobs.bodies import never_wants_body
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
-from greenstalk_server.web.reads.jobs.query import Query
+from greenstalk_server.web.reads.jobs.query import Query, parse
 
 SAMPLE_SIZE: Final = 10
 """Sample jobs that the page of a dry run shows."""
@@ -46,6 +50,10 @@ RECORD_OVERHEAD: Final = 128
 
 MIN_THROTTLE: Final = 0.05
 """Seconds. A change that is allowed within this time is made at once, so that a high rate needs few commits."""
+
+DRY_RUN: Final = "dry-run"
+RUN: Final = "run"
+"""The kinds of the parts of a change of all shards."""
 
 MIN_RATE: Final = 0.001
 """The lowest rate of a redrive that a page accepts, in jobs per second."""
@@ -164,6 +172,10 @@ class Change:
         """The effect of the change on a job."""
         return self.action.means.format(self.shown)
 
+    def plain(self) -> dict[str, str | int]:
+        """Return the change as plain JSON, for `change_of`."""
+        return {"key": self.key, "value": self.value.decode() if isinstance(self.value, bytes) else self.value}
+
     def audit_details(self) -> dict[str, str | int]:
         """Return the value under its field name, for the audit log."""
         value = self.value.decode() if isinstance(self.value, bytes) else self.value
@@ -218,6 +230,28 @@ class Change:
         return finishing.delete_job(broker, job.id, now, is_forced)
 
 
+def change_of(key: ActionName, value: str | int) -> Change:
+    """Return the change whose `plain` form is given."""
+    return Change(key, value.encode() if isinstance(value, str) else value)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPart:
+    """The counts of a dry run on one shard.
+
+    dry_run         id of the part.
+    refusal         why the change of the shard's jobs could not be undone; empty if it could.
+    """
+
+    dry_run: str
+    hit: int
+    held: int
+    others: int
+    size: int
+    sample: list[int]
+    refusal: str
+
+
 class Counted(ResponseModel):
     """The counts of a dry run so far, and the task that carries it out."""
 
@@ -270,6 +304,7 @@ class Plan:
     size            bytes of the bodies of the jobs counted in *hit* and *held*.
     sample          ids of the first jobs counted in *hit*, and their shards.
     run             id of the task of the run; empty until it has started. Invariant: a plan runs at most once.
+    parts           the counts of each shard, if the dry run is about all shards.
     """
 
     change: Change
@@ -284,6 +319,26 @@ class Plan:
     size: int = 0
     sample: dict[int, int] = field(default_factory=dict)
     run: str = ""
+    parts: dict[int, CountedPart] = field(default_factory=dict)
+
+    def merge(self, results: Mapping[int, Any]) -> None:
+        """Add up the counts of the shards."""
+        self.parts = {shard: convert(result, CountedPart) for shard, result in results.items()}
+        counted = self.parts.values()
+        self.hit = sum([one.hit for one in counted])
+        self.held = sum([one.held for one in counted])
+        self.others = sum([one.others for one in counted])
+        self.size = sum([one.size for one in counted])
+        sample = sorted([(id, shard) for shard, one in self.parts.items() for id in one.sample])
+        self.sample = dict(islice(sample, SAMPLE_SIZE))
+
+    def rate_of(self, shard: int, shards: int) -> float:
+        """Return the part of the rate for *shard*: by the jobs that the dry run has counted, or else the same for each.
+
+        *shards* is the number of shards.
+        """
+        weights = {other: max(1, one.hit + one.held) for other, one in self.parts.items()}
+        return self.rate * (weights[shard] / sum(weights.values()) if shard in weights else 1 / shards)
 
     def counted(self, promise: str) -> Counted:
         """Return the counts of the dry run; *promise* says whether the change can be undone."""
@@ -347,7 +402,13 @@ class Plan:
 
 
 class Bulk(QueueChanges):
-    """Dry runs and runs of bulk changes."""
+    """Dry runs and runs of bulk changes, of the jobs of one tube, or of all shards."""
+
+    def __init__(self, *changing: Any, parts: TaskParts) -> None:
+        super().__init__(*changing)
+        self._parts: TaskParts = parts
+        parts.register(DRY_RUN, self._start_dry_run_part, self._counted_part, is_kept=True)
+        parts.register(RUN, self._start_run_part, lambda task: None)
 
     def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None, rate: float = 0.0) -> Plan:
         """Return a plan as of now; raise Forbidden if the principal may not put jobs into the target tube."""
@@ -357,10 +418,13 @@ class Bulk(QueueChanges):
 
     def dry_run(self, plan: Plan) -> Task:
         """Start a task that counts what *plan* would change. Does not switch."""
+        work: Callable[[Task], None] = partial(self._count, plan=plan)
+        if self._parts.spans(plan.tube):
+            work = self._parts.work(DRY_RUN, self._parts.everywhere(plan=_plain(plan)), plan.merge)
         return self._tasks.start(
             f"Preview: {_uncapitalized(plan.change.title(plan.predicate))}",
             plan,
-            lambda task: self._count(task, plan),
+            work,
             kind="dry-run",
             details=lambda: {"counted": plan.counted(self.promise(plan))},
             endpoint="bulk",
@@ -372,12 +436,14 @@ class Bulk(QueueChanges):
         """Start the run of *plan*, or return the run if it has already started. Does not switch."""
         if plan.run:
             return self._tasks.get(plan.run)
-        if self._broker.is_draining:
-            raise ServiceUnavailable("The server is draining and starts no bulk changes. Nothing was changed.")
+        self._refuse_draining()
+        work: Callable[[Task], None] = partial(self._work, plan=plan, is_forced=is_forced)
+        if self._parts.spans(plan.tube):
+            work = self._work_of_all(plan, is_forced)
         task = self._tasks.start(
             plan.change.title(plan.predicate),
             plan,
-            lambda task: self._work(task, plan, is_forced),
+            lambda task: self._audited(task, plan, is_forced, work),
             back=lambda: self.back(plan),
             needs_bodies=plan.query.needs_bodies,
             verb=plan.change.action.done,
@@ -385,6 +451,40 @@ class Bulk(QueueChanges):
         )
         plan.run = task.id
         return task
+
+    def _work_of_all(self, plan: Plan, is_forced: bool) -> Callable[[Task], None]:
+        """Return the work of a run on all shards."""
+        asked: dict[int, Mapping[str, Any]] = {}
+        for shard, same in self._parts.everywhere(is_forced=is_forced, whole=secrets.token_hex(8)).items():
+            dry_run = plan.parts[shard].dry_run if shard in plan.parts else ""
+            plain = _plain(plan) | {"rate": plan.rate_of(shard, self._broker.ids.shards)}
+            asked[shard] = {**same, "dry_run": dry_run, "plan": plain}
+        return self._parts.work(RUN, asked, lambda _: None)
+
+    def _start_dry_run_part(self, plan: dict[str, Any]) -> Task:
+        """Start the part of this shard of the dry run of *plan*, in its plain form."""
+        own = self._plan_of(**plan)
+        return self._tasks.start("", own, partial(self._count, plan=own), endpoint="bulk", is_part=True)
+
+    def _counted_part(self, dry_run: Task) -> CountedPart:
+        plan = dry_run.subject_as(Plan)
+        sample, refusal = list(plan.sample), self._undo_refusal(plan)
+        return CountedPart(dry_run.id, plan.hit, plan.held, plan.others, plan.size, sample, refusal)
+
+    def _start_run_part(self, dry_run: str, plan: dict[str, Any], is_forced: bool, whole: str) -> Task:
+        """Start the part of this shard of a run: of the part *dry_run* if it is not empty, else of *plan* as of now."""
+        self._refuse_draining()
+        own = self._tasks.part(dry_run).subject_as(Plan) if dry_run else self._plan_of(**plan)
+        own.rate = plan["rate"]
+        work = partial(self._work, plan=own, is_forced=is_forced, whole=whole)
+        return self._tasks.start(own.change.title(own.predicate), own, work, is_part=True)
+
+    def _plan_of(self, change: dict[str, Any], q: str, ids: list[int] | None, rate: float) -> Plan:
+        return self.plan(change_of(**change), parse(q), None if ids is None else tuple(ids), rate)
+
+    def _refuse_draining(self) -> None:
+        if self._broker.is_draining:
+            raise ServiceUnavailable("The server is draining and starts no bulk changes. Nothing was changed.")
 
     @staticmethod
     def runnable_plan(dry_run: Task) -> Plan:
@@ -410,9 +510,14 @@ class Bulk(QueueChanges):
 
     def promise(self, plan: Plan) -> str:
         """Return the sentence that says whether the counted change could be undone."""
-        jobs = plan.hit + plan.held
-        saved = self._saved_changes
-        return saved.deletion_promise(jobs, plan.size) if plan.is_destructive else saved.change_promise(jobs)
+        return self._saved_changes.promise(self._undo_refusal(plan), is_deletion=plan.is_destructive)
+
+    def _undo_refusal(self, plan: Plan) -> str:
+        """Return why the counted change could not be undone; empty if it could."""
+        if plan.parts:
+            return next((one.refusal for one in plan.parts.values() if one.refusal), "")
+        jobs, saved = plan.hit + plan.held, self._saved_changes
+        return saved.deletion_refusal(jobs, plan.size) if plan.is_destructive else saved.change_refusal(jobs)
 
     def _count(self, task: Task, plan: Plan) -> None:
         """Count the jobs for the dry run. Switches."""
@@ -429,15 +534,22 @@ class Bulk(QueueChanges):
                 if len(plan.sample) < SAMPLE_SIZE:
                     plan.sample[job.id] = self._broker.ids.shard
 
-    def _work(self, task: Task, plan: Plan, is_forced: bool) -> None:
-        """Change the jobs, and write the audit entries. Switches."""
+    def _audited(self, task: Task, plan: Plan, is_forced: bool, work: Callable[[Task], None]) -> None:
+        """Do *work*, and write the audit entries. Switches."""
         details: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
         details |= {"tube": plan.tube} | plan.change.audit_details()
         if plan.rate:
             details["rate"] = f"{plan.rate:g}"
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
         self._audit.note("bulk/run", **details, **counted, forced=int(is_forced))
-        recording = self._record(task, plan)
+        try:
+            work(task)
+        finally:
+            self._audit.note("bulk/end", **details, jobs=task.done)
+
+    def _work(self, task: Task, plan: Plan, is_forced: bool, whole: str = "") -> None:
+        """Change the jobs, those of this shard of the change *whole* if that is not empty. Switches."""
+        recording = self._record(task, plan, whole)
         try:
             self._change(task, plan, is_forced, recording)
             self._commit_or_fail(task)
@@ -447,14 +559,13 @@ class Bulk(QueueChanges):
         finally:
             task.change_number = recording.close()
             task.message = f"{task.message} {recording.outcome}".strip()
-            self._audit.note("bulk/end", **details, jobs=task.done)
 
-    def _record(self, task: Task, plan: Plan) -> Recording:
+    def _record(self, task: Task, plan: Plan, whole: str) -> Recording:
         """Begin to save the jobs of *plan* for an undo."""
         jobs = plan.hit + plan.held
         if plan.is_destructive:
-            return self._saved_changes.record_deletion(task.title, jobs, plan.size)
-        return self._saved_changes.record_change(task.title, jobs)
+            return self._saved_changes.record_deletion(task.title, jobs, plan.size, whole)
+        return self._saved_changes.record_change(task.title, jobs, whole=whole)
 
     def _change(self, task: Task, plan: Plan, is_forced: bool, recording: Recording) -> None:
         uncommitted_bytes = unread = refused = 0
@@ -506,7 +617,8 @@ class Bulk(QueueChanges):
         if plan.ids is None:
             task.total, ids = candidate_ids(self._broker, plan.query)
         else:
-            task.total, ids = len(plan.ids), plan.ids
+            ids = [id for id in plan.ids if id in self._broker.jobs]
+            task.total = len(ids)
         matcher, who = JobMatcher(self._broker, plan.query, plan.at, task.checkpoint, wants_body), principal()
         for id, job, body in matcher.match(ids):
             if job is not None and self._broker.ids.is_older(id, plan.below) and plan.change.is_allowed(job, who):
@@ -527,6 +639,11 @@ class Bulk(QueueChanges):
         """Commit the changes so far; raise TaskFailed if that takes too long. Switches."""
         if not self._commit():
             raise TaskFailed(f"The disk does not keep up: the last changes may not survive a crash. {_so_far(task)}")
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    """Return *plan* as plain JSON, for Bulk._plan_of."""
+    return {"change": plan.change.plain(), "q": str(plan.query), "ids": plan.ids, "rate": plan.rate}
 
 
 def _stay(count: int) -> str:

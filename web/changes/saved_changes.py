@@ -105,6 +105,7 @@ class SavedChange(msgspec.Struct):
     next_job    number of jobs of that part that are put back.
     undone_at   time at which the last job was put back; 0 until then.
     is_open     whether the change, or its undo, is still running.
+    whole       name of the change of several shards of which this is the part of one; empty if it is not a part.
     """
 
     number: int
@@ -121,6 +122,7 @@ class SavedChange(msgspec.Struct):
     next_job: int = 0
     undone_at: int = 0
     is_open: bool = False
+    whole: str = ""
 
     @property
     def until(self) -> int:
@@ -202,7 +204,10 @@ class SavedChanges:
         found = self._newest_here()
         for answer in self._shards.ask_others(NEWEST).values() if self._shards.others else ():
             found += msgspec.convert(answer, list[SavedChange])
-        return sorted(found, key=lambda one: one.number, reverse=True)[:MAX_SHOWN]
+        wholes: dict[str, list[SavedChange]] = {}
+        for one in found:
+            wholes.setdefault(one.whole or str(one.number), []).append(one)
+        return sorted(map(merged, wholes.values()), key=lambda one: one.number, reverse=True)[:MAX_SHOWN]
 
     def _newest_here(self) -> list[SavedChange]:
         who, now = principal(), self._clock()
@@ -214,39 +219,56 @@ class SavedChanges:
         found = (self._kept or {}).get(number)
         return found if found and found.is_kept(self._clock()) and found.is_controlled_by(principal()) else None
 
+    def part(self, whole: str) -> SavedChange | None:
+        """Return the part of the change *whole* on this shard if the current principal may undo it and it is kept."""
+        numbers = [one.number for one in (self._kept or {}).values() if one.whole == whole]
+        return self.find(numbers[0]) if numbers else None
+
     def deletion_refusal(self, jobs: int, body_bytes: int) -> str:
         """Return why the deletion of *jobs* jobs could not be undone; empty if it could."""
         return self._refusal(jobs * DELETED_JOB_SIZE + body_bytes)
 
+    def change_refusal(self, jobs: int) -> str:
+        """Return why a change of *jobs* jobs could not be undone; empty if it could."""
+        return self._refusal(jobs * CHANGED_JOB_SIZE)
+
+    @staticmethod
+    def promise(refusal: str, *, is_deletion: bool) -> str:
+        """Return the sentence that says whether jobs could be put back, unless *refusal* says why not."""
+        if refusal:
+            return _no(refusal)
+        except_for = "" if is_deletion else ", except for jobs that are reserved or changed by then"
+        return f"This can be undone for a day{except_for}."
+
     def deletion_promise(self, jobs: int, body_bytes: int) -> str:
         """Return the sentence that says whether the deletion of *jobs* jobs could be undone."""
-        why = self.deletion_refusal(jobs, body_bytes)
-        return _no(why) if why else "This can be undone for a day."
+        return self.promise(self.deletion_refusal(jobs, body_bytes), is_deletion=True)
 
     def change_promise(self, jobs: int) -> str:
         """Return the sentence that says whether a change of *jobs* jobs could be undone."""
-        why = self._refusal(jobs * CHANGED_JOB_SIZE)
-        return (
-            _no(why) if why else "This can be undone for a day, except for jobs that are reserved or changed by then."
-        )
+        return self.promise(self.change_refusal(jobs), is_deletion=False)
 
-    def record_deletion(self, title: str, jobs: int, body_bytes: int) -> Recording:
-        """Begin to save a deletion of about *jobs* jobs, 0 if unknown, unless it is too large to be undone."""
+    def record_deletion(self, title: str, jobs: int, body_bytes: int, whole: str = "") -> Recording:
+        """Begin to save a deletion of about *jobs* jobs, 0 if unknown, unless it is too large to be undone.
+
+        *whole* names the deletion of which this is the part of one shard.
+        """
         size = jobs * DELETED_JOB_SIZE + body_bytes
-        return self._record(title, size, is_deletion=True, has_bodies=True)
+        return self._record(title, size, whole, is_deletion=True, has_bodies=True)
 
-    def record_change(self, title: str, jobs: int, body_bytes: int = -1) -> Recording:
+    def record_change(self, title: str, jobs: int, body_bytes: int = -1, whole: str = "") -> Recording:
         """Begin to save a change of about *jobs* jobs, 0 if unknown, unless it is too large to be undone.
 
         *body_bytes* is the size of the bodies, which are saved because the change replaces them; negative if it does
-        not.
+        not. *whole* names the change of which this is the part of one shard.
         """
         size = jobs * CHANGED_JOB_SIZE + max(0, body_bytes)
-        return self._record(title, size, is_deletion=False, has_bodies=body_bytes >= 0)
+        return self._record(title, size, whole, is_deletion=False, has_bodies=body_bytes >= 0)
 
-    def _record(self, title: str, size: int, *, is_deletion: bool, has_bodies: bool) -> Recording:
+    def _record(self, title: str, size: int, whole: str, *, is_deletion: bool, has_bodies: bool) -> Recording:
         refusal = self._refusal(size) if self._kept is not None else "the changes of the previous run are not read yet"
         change = SavedChange(0, title, principal().name, self._clock(), is_deletion, has_bodies, is_open=True)
+        change.whole = whole
         return Recording(self, change, refusal, is_promised=size > 0)
 
     def _refusal(self, size: int) -> str:
@@ -515,6 +537,18 @@ class Recording:
         if not self._change.number or self.refusal:
             return None
         return self._change.number if self._changes.end(self._change) else None
+
+
+def merged(parts: list[SavedChange]) -> SavedChange:
+    """Return the sum of the *parts* of one change. Its number is that of one of them."""
+    first = parts[0]
+    return msgspec.structs.replace(
+        first,
+        jobs=sum([one.jobs for one in parts]),
+        lost=sum([one.lost for one in parts]),
+        undone_at=max([one.undone_at for one in parts]) if all(one.undone_at for one in parts) else 0,
+        is_open=any(one.is_open for one in parts),
+    )
 
 
 def _oldest_of_largest(

@@ -9,23 +9,33 @@ megabyte of deleted jobs may come back a second time, although workers have fini
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Final
+from functools import partial
+from itertools import chain
+from typing import Annotated, Any, Final
 
 from flask import url_for
-from msgspec import Meta
+from msgspec import Meta, convert
 from werkzeug.exceptions import Conflict, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.operations.undoing import revert, undelete
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.web.changes.queue_changes import QueueChanges
-from greenstalk_server.web.changes.saved_changes import SavedChange, SavedPart
+from greenstalk_server.web.changes.saved_changes import SavedChange, SavedPart, merged
+from greenstalk_server.web.changes.task_parts import TaskParts
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskFailed
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.api.values import Count, JobId, ResponseModel
+from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies, never_wants_body
+
+UNDO: Final = "undo"
+"""The kind of the parts of an undo of all shards."""
+
+PART: Final = "changes.part"
+"""Question to the other shards."""
 
 SAMPLE_SIZE: Final = 10
 """Job ids shown for each reason."""
@@ -74,6 +84,14 @@ class UndoTask:
         if len(found.sample) < SAMPLE_SIZE:
             found.sample.append(id)
 
+    def merge(self, results: Mapping[int, Any]) -> None:
+        """Add up the jobs that were not put back on several shards."""
+        self.refused = {}
+        for one in chain.from_iterable(convert(result, list[RefusedJobs]) for result in results.values()):
+            found = self.refused.setdefault(one.reason, RefusedJobs(reason=one.reason, jobs=0, sample=[]))
+            found.jobs += one.jobs
+            found.sample = [*found.sample, *one.sample][:SAMPLE_SIZE]
+
     @property
     def message(self) -> str:
         """The jobs that were not put back, in words."""
@@ -87,45 +105,102 @@ class UndoTask:
 
 
 class Undo(QueueChanges):
-    """Puts the jobs of saved changes back."""
+    """Puts the jobs of saved changes back: of one shard, or of all shards if the change was made there."""
+
+    def __init__(self, *changing: Any, parts: TaskParts, shards: Shards) -> None:
+        super().__init__(*changing)
+        self._parts: TaskParts = parts
+        self._shards: Shards = shards
+        shards.answer(PART, self._part_here)
+        parts.register(UNDO, self._start_part, lambda task: list(task.subject_as(UndoTask).refused.values()))
 
     def start(self, number: int) -> Task:
-        """Start to undo the change *number*. Does not switch.
+        """Start to undo the change *number*. Switches if it was made on several shards.
 
-        Raise NotFound without such a change, and Conflict if it is undone already, or still running.
+        Raise NotFound without such a change, and Conflict if it is undone already, or still running. Raise
+        ServiceUnavailable if a shard does not answer, or drains.
         """
+        change = self._find(number)
+        if change.whole and self._shards.others:
+            return self._start_whole(change)
+        subject = self._new(change)
+        return self._start(subject, lambda task: self._audited(task, subject, partial(self._work, subject=subject)))
+
+    def _start_whole(self, change: SavedChange) -> Task:
+        """Start to undo the parts of *change* that are not undone yet."""
+        answers = self._shards.ask_each(PART, self._parts.everywhere(whole=change.whole))
+        if missing := [shard for shard in self._shards.all if shard not in answers]:
+            raise ServiceUnavailable(f"The process of shard {missing[0]} does not answer. Nothing was changed.")
+        parts = {shard: convert(one, list[SavedChange]) for shard, one in answers.items()}
+        whole = merged([one for found in parts.values() for one in found])
+        subject = self._new(whole)
+        numbers = {
+            shard: {"number": one.number} for shard, found in parts.items() for one in found if not one.undone_at
+        }
+        work = self._parts.work(UNDO, numbers, subject.merge)
+        return self._start(subject, lambda task: self._audited(task, subject, work))
+
+    def _part_here(self, whole: str) -> list[SavedChange]:
+        """Return the part of the change *whole* on this shard, if it has one."""
+        part = self._saved_changes.part(whole)
+        return [] if part is None else [part]
+
+    def _start_part(self, number: int) -> Task:
+        subject = self._new(self._find(number))
+        return self._start(subject, partial(self._work, subject=subject), is_part=True)
+
+    def _find(self, number: int) -> SavedChange:
         change = self._saved_changes.find(number)
         if change is None:
             raise NotFound(
                 "There is no such change. A change is kept for a day, or until later changes need its space."
                 " Nothing was changed."
             )
+        return change
+
+    def _new(self, change: SavedChange) -> UndoTask:
+        """Return the undo of *change*; raise an exception if it must not be undone now."""
         if change.undone_at:
             raise Conflict("This change has been undone already. Nothing was changed.")
         if change.is_open:
             raise Conflict("This change, or its undo, is still running. Wait for its end. Nothing was changed.")
         if self._broker.is_draining:
             raise ServiceUnavailable("The server is draining and undoes no changes. Nothing was changed.")
-        subject = UndoTask(change)
+        return UndoTask(change)
+
+    def _start(self, subject: UndoTask, work: Callable[[Task], None], *, is_part: bool = False) -> Task:
+        change = subject.change
         by = f" by {change.by}" if change.by else ""
         task = self._tasks.start(
             f"Undo: {change.title}",
             subject,
-            lambda task: self._work(task, subject),
+            work,
             details=lambda: {"refused": list(subject.refused.values())},
             back=lambda: url_for("overview"),
             verb="put back",
             facts=(Fact("Deleted" if change.is_deletion else "Changed", f"{text.counted(change.jobs, 'job')}{by}"),),
+            is_part=is_part,
         )
         change.is_open = True
         return task
 
+    def _audited(self, task: Task, subject: UndoTask, work: Callable[[Task], None]) -> None:
+        """Do *work*, and write the audit entries. Switches."""
+        details: dict[str, str | int] = {
+            "task": task.id,
+            "change": subject.change.number,
+            "title": subject.change.title,
+        }
+        self._audit.note("undo/run", **details)
+        try:
+            work(task)
+        finally:
+            self._audit.note("undo/end", **details, jobs=task.done, refused=task.skipped)
+
     def _work(self, task: Task, subject: UndoTask) -> None:
-        """Put the jobs back, and write the audit entries. Switches."""
+        """Put the jobs back. Switches."""
         change = subject.change
         task.total = task.matched = change.jobs
-        details: dict[str, str | int] = {"task": task.id, "change": change.number, "title": change.title}
-        self._audit.note("undo/run", **details)
         try:
             while change.next_part < change.parts:
                 self._put_back(task, subject)
@@ -136,7 +211,6 @@ class Undo(QueueChanges):
             change.is_open = False
             task.message = subject.message
             task.skipped = sum([one.jobs for one in subject.refused.values()])
-            self._audit.note("undo/end", **details, jobs=task.done, refused=task.skipped)
 
     def _put_back(self, task: Task, subject: UndoTask) -> None:
         """Put the jobs of the next parts back, and save the position. Switches.
