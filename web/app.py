@@ -295,7 +295,7 @@ def create_dashboard(
     }
     connections = Connections(broker, clock, shards)
     leases = Leases(broker, clock, commit)
-    exports = Exports(broker, clock)
+    exports = Exports(broker, clock, forwarding.elsewhere)
     policies = PolicyChanges(broker, clock, commit, audit, tasks, marks, shards, parts)
     samples = Samples(saved, audit)
     saved_searches = SavedSearches(saved, audit)

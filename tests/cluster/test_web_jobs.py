@@ -5,15 +5,21 @@ One real server for the module. Each test uses tubes and bodies of its own, sinc
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from greenstalk_server.web.auth.forwarding import PIECE
+from greenstalk_server.web.features.jobs.export import MAX_EXPORTS
 from tests.cluster.test_web import ADMIN, CONFIG, SHARDS, VIEWER, Site, dead_process, shard_of, until
-from tests.support.daemon import Daemon, environment
+from tests.support.daemon import TIMEOUT, Daemon, environment
 from tests.support.ports import free_ports
 
 OPERATOR = "work"
@@ -239,8 +245,10 @@ def test_cancelled_change_stops_on_all_shards(site: Site) -> None:
         "POST", "/bulk", {"q": "body:needle-stop", "action": "bury", "rate": 10.0, "dry_run": False}, 202
     )
     assert started["state"] == "running"
-    assert site.api("DELETE", f"/tasks/{started['id']}")["state"] == "cancelled"
-    changed = site.api("GET", f"/tasks/{started['id']}")["changed"]
+    site.api("DELETE", f"/tasks/{started['id']}")
+    task = ended(site, started)
+    assert task["state"] == "cancelled"
+    changed = task["changed"]
     assert changed < len(ids)
     assert states(site, ids).count("buried") == changed  # no part continues
 
@@ -279,6 +287,43 @@ def test_preview_page_shows_jobs_of_all_shards_and_confirms_their_number(site: S
     assert pages(site, "/jobs", q="body:needle-form") == []
 
 
+# Exports
+
+
+def test_export_of_all_shards_is_ordered_by_id(site: Site) -> None:
+    ids = put_everywhere(site, "export", b"needle-export", 40)
+    lines = site.ask("GET", "/api/v1/jobs/export?q=body:needle-export").body.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == sorted(ids)
+    rows = list(csv.DictReader(io.StringIO(site.page("/export?q=body:needle-export&format=csv"))))
+    assert [int(row["id"]) for row in rows] == sorted(ids)
+    assert {row["body"] for row in rows} == {"needle-export"}
+    assert {row["tube"] for row in rows} == set(site.tubes("export"))
+
+
+def test_export_larger_than_a_piece_is_whole_though_one_shard_comes_last(site: Site) -> None:
+    """The ids of one shard are ahead of those of the others, so its rows wait until the others have ended."""
+    names = {shard_of(name): name for name in site.tubes("files")}
+    body = b"needle\r\n," * 6_000
+    ids = [id for shard in (1, 0, 2) for id in site.put(names[shard], body, 12 if shard else 2)]
+    response = site.ask("GET", "/api/v1/jobs/export?q=tube:files*&format=csv")
+    rows = list(csv.DictReader(io.StringIO(response.body.decode(), newline="")))
+    assert [int(row["id"]) for row in rows] == sorted(ids)
+    assert {row["body"] for row in rows} == {body.decode()}
+    assert len(response.body) > 4 * PIECE
+    assert site.ask("GET", "/api/v1/jobs/export?q=tube:files*", password=VIEWER).body == b""
+
+
+def test_export_that_its_client_leaves_ends_on_all_shards(site: Site) -> None:
+    put_everywhere(site, "leave", b"l" * 60_000, 20)
+    for _ in range(MAX_EXPORTS + 2):
+        with socket.create_connection(("127.0.0.1", site.port), TIMEOUT) as sock:
+            login = base64.b64encode(f"somebody:{ADMIN}".encode()).decode()
+            request = f"GET /api/v1/jobs/export?q=tube:leave* HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\n"
+            sock.sendall(f"{request}Authorization: Basic {login}\r\n\r\n".encode())
+            assert sock.recv(100)
+    until(lambda: site.ask("GET", "/api/v1/jobs/export?q=tube:nothing*").status == 200)
+
+
 # A shard without a process. This test is the last: the jobs of that shard are lost.
 
 
@@ -294,6 +339,7 @@ def test_shard_that_does_not_answer_is_named_and_the_others_are_served(site: Sit
         assert (task["state"], task["matched"]) == ("failed", len(left))
         assert f"The process of shard {gone} does not answer" in task["message"]
         assert [job["id"] for job in found(site, task)] == sorted(left)
+        assert site.ask("GET", "/api/v1/jobs/export?q=body:needle-dead").status == 503
         preview = change(site, "body:needle-dead", action="bury")
         assert (preview["state"], preview["counted"]["would_change"]) == ("failed", len(left))
         site.api("POST", f"/tasks/{preview['id']}/run", {}, 409)

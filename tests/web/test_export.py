@@ -15,7 +15,14 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import finishing
-from greenstalk_server.web.features.jobs.export import LARGE_BODY, MAX_EXPORTS, escape_formulas
+from greenstalk_server.web.features.jobs.export import (
+    LARGE_BODY,
+    MAX_EXPORTS,
+    escape_formulas,
+    framed,
+    merged_rows,
+    unframed,
+)
 
 from .conftest import Queue
 from .forms import refused
@@ -210,3 +217,16 @@ def test_export_of_many_jobs_uses_little_memory_and_does_not_delay_workers(
     finally:
         tracemalloc.stop()
     assert largest < 64 * 1024 and peak < 2 * 1024 * 1024
+
+
+def test_rows_of_another_process_may_arrive_in_pieces_of_any_size() -> None:
+    rows = [(1, b"one"), (1, b" and more"), (2**53, b""), (7, b"x" * 100)]
+    sent = b"".join(framed(rows))
+    for size in (1, 2, 11, 12, 13, 50, len(sent)):
+        assert list(unframed(sent[at : at + size] for at in range(0, len(sent), size))) == rows
+
+
+def test_merged_rows_are_whole_and_a_job_that_is_on_two_shards_has_one() -> None:
+    first = [(1, b"1a"), (1, b"1b"), (4, b"4a"), (4, b"4b"), (9, b"")]
+    second = [(2, b"2"), (4, b"4x"), (4, b"4y"), (5, b"5")]
+    assert list(merged_rows([iter(first), iter(second)])) == [b"1a", b"1b", b"2", b"4a", b"4b", b"5"]

@@ -12,8 +12,9 @@ import io
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +25,7 @@ from greenstalk_server.cluster.status import HOME
 from greenstalk_server.net.link_calls import CallError, Message
 from greenstalk_server.web.auth.guard import SAFE_METHODS, Guard
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
-from greenstalk_server.web.framework.access import FORWARDED, Principal, principal
+from greenstalk_server.web.framework.access import FORWARDED, PART, Principal, principal
 from greenstalk_server.web.framework.shards import Facts, Shards, context_facts
 
 PIECE: Final = 256 * 1024
@@ -42,6 +43,12 @@ MAX_RESPONSES: Final = 64
 
 UNREAD_TIMEOUT: Final = 120.0
 """Seconds after which a response that is not fetched any further is dropped. A client has 60 to read a piece."""
+
+UNREAD_PART_TIMEOUT: Final = 3600.0
+"""The same for a response that is merged with others: it waits while the rows of other shards come first."""
+
+MAX_READ: Final = 1.0
+"""Seconds after which a read returns what it has."""
 
 PASSED_HOME: Final = "greenstalk.passed_home"
 """Key in the WSGI environ of a request that another process has passed on to the home process without checking it."""
@@ -146,7 +153,24 @@ class Sender:
         response.headers.extend(answer.value["headers"])
         return response
 
-    def _pieces(self, shard: int, number: int, piece: bytes, who: Principal) -> Iterator[bytes]:
+    @contextmanager
+    def send_all(self, shards: Iterable[int]) -> Iterator[list[Iterator[bytes]]]:
+        """Yield the responses of *shards* to the current request, each for its own jobs. Switches.
+
+        Raise ServiceUnavailable if a shard does not answer, or does so with an error.
+        """
+        facts, responses = {**context_facts(), "badges": {}, PART: True}, list[Iterator[bytes]]()
+        with ExitStack() as stack:
+            for shard in shards:
+                answer = self._call(shard, HTTP, Message(facts), REQUEST_TIMEOUT)
+                pieces = self._pieces(shard, answer.value["more"], answer.body, principal())
+                stack.callback(pieces.close)
+                responses.append(chain((next(pieces),), pieces))  # only a generator that has begun ends its response
+                if not answer.value["status"].startswith("200"):
+                    raise ServiceUnavailable(f"The process of shard {shard} answers: {answer.value['status']}.")
+            yield responses
+
+    def _pieces(self, shard: int, number: int, piece: bytes, who: Principal) -> Generator[bytes]:
         """Yield a response whose first *piece* has arrived, and whose rest has *number* if there is one. Switches.
 
         End it if the session of *who* ends.
@@ -262,6 +286,10 @@ class Forwarding:
             return None
         return self._sender.send(shard, {**context_facts(), "badges": self.badges()}, body)
 
+    def elsewhere(self) -> AbstractContextManager[list[Iterator[bytes]]]:
+        """Enter a context with the responses of all other shards to the current request, each for its own jobs."""
+        return self._sender.send_all(self._shards.others)
+
     def live_state(self, page: str, args: Fields) -> dict[str, Any] | None:
         """Return the live state of a *page* of another shard; None if it is not of another one. May switch."""
         shard = self.shard_of(page, args)
@@ -293,6 +321,7 @@ class Forwarding:
         body = Flask.wsgi_app(self._app, _environ(message.value, message.body), start_response)
         response = _Response(iter(body), getattr(body, "close", lambda: None))
         status, headers = started
+        response.timeout = UNREAD_PART_TIMEOUT if PART in message.value else UNREAD_TIMEOUT
         response.is_stream = any(value.startswith("text/event-stream") for _, value in headers)
         piece = response.read()
         return Message({"status": status, "headers": headers, "more": self._keep(response)}, piece)
@@ -302,7 +331,7 @@ class Forwarding:
         if response.is_over:
             return 0
         for number, kept in list(self._responses.items()):
-            if kept.read_at < time.monotonic() - UNREAD_TIMEOUT:
+            if kept.read_at < time.monotonic() - kept.timeout:
                 self._responses.pop(number).close()
         if len(self._responses) >= MAX_RESPONSES:
             response.close()
@@ -341,12 +370,14 @@ class _Response:
     is_over     it is complete, and closed.
     is_stream   each part of it must be passed on at once: an event.
     read_at     time of the last read, seconds of the monotonic clock.
+    timeout     seconds after which it is dropped if it is not read.
     """
 
     def __init__(self, body: Iterator[bytes], close: Callable[[], None]) -> None:
         self.is_over: bool = False
         self.is_stream: bool = False
         self.read_at: float = time.monotonic()
+        self.timeout: float = UNREAD_TIMEOUT
         self._body: Iterator[bytes] = body
         self._close: Callable[[], None] = close
 
@@ -357,7 +388,7 @@ class _Response:
         for piece in self._body:
             pieces.append(piece)
             size += len(piece)
-            if size >= most:
+            if size >= most or (not self.is_stream and time.monotonic() > self.read_at + MAX_READ):
                 break
         else:
             self.close()

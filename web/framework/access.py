@@ -20,6 +20,9 @@ from greenstalk_server.core.tags.tags import Tags
 FORWARDED: Final = "greenstalk.forwarded"
 """Key in the WSGI environ of a request that another process of the queue has checked and passed on."""
 
+PART: Final = "part"
+"""Key of a forwarded request that every other shard has got too, to answer for its own jobs."""
+
 HIDDEN_TUBE: Final = "(hidden tube)"
 """Shown instead of the name of a tube that the principal may not see. It contains a space, so no tube has this name."""
 
@@ -112,6 +115,11 @@ def is_api_request() -> bool:
 def principal() -> Principal:
     """Return the sender of the current request; NOBODY before the guard has run."""
     return cast(Principal, g.get("principal", NOBODY))
+
+
+def is_part() -> bool:
+    """Return whether another process merges the response to the current request with those of other shards."""
+    return PART in request.environ.get(FORWARDED, ())
 
 
 def require_operator(tube: bytes) -> None:

@@ -1,5 +1,8 @@
 """Export of the jobs that match a query, streamed as CSV or JSON lines. Only the ids are held in memory.
 
+The export of all shards merges the rows of the shards by id. Each other shard gets the same request, and answers with
+its rows in frames: the id of the job, the size of a piece of its row, and the piece.
+
 Only CSV alters text, against formula injection (see below). In both formats, a body that is not UTF-8, contains a NUL,
 or is large is exported as base64.
 
@@ -17,8 +20,12 @@ import csv
 import io
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from heapq import merge
+from itertools import chain, repeat
+from struct import Struct
 from typing import Final
 
 from flask import Flask, Response, request
@@ -28,7 +35,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.framework.access import Principal, principal
+from greenstalk_server.web.framework.access import Principal, is_part, principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.bodies import load_job_with_body
 from greenstalk_server.web.reads.jobs.json_fields import Path, field_text, parse_body
@@ -68,6 +75,9 @@ LARGE_BODY: Final = 192 * 1024
 PIECE: Final = 3 * 32 * 1024
 """Bytes of a larger body encoded per piece; a multiple of three, for base64."""
 
+PATIENCE: Final = 0.5
+"""Seconds after which another process gets an empty frame, while no job matches: its request has a timeout."""
+
 MAX_EXPORTS: Final = 4
 """Concurrent exports; each holds the ids of all candidate jobs."""
 
@@ -75,15 +85,28 @@ _FORMULA: Final = re.compile("[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # the la
 _SECOND_FORMULA: Final = re.compile("([;\t\r\n][ \"']*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
+_FRAME: Final = Struct("<QI")
+
 Row = dict[str, str | int | None]
+
+RowPiece = tuple[int, bytes]
+"""The id of a job, and a piece of its row. The pieces of a row follow each other."""
+
+Pieces = Iterator[bytes]
+
+Elsewhere = Callable[[], AbstractContextManager[list[Pieces]]]
 
 
 class Exports:
     """The exports of one broker's dashboard."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, elsewhere: Callable[[], AbstractContextManager[list[Pieces]]]
+    ) -> None:
+        """*elsewhere* enters a context with the responses of all other shards to the current request."""
         self._broker: Broker = broker
         self._clock: Clock = clock
+        self._elsewhere: Elsewhere = elsewhere
         self._running: int = 0
 
     def init_app(self, app: Flask) -> None:
@@ -112,32 +135,45 @@ class Exports:
         """
         if paths and not principal().sees_bodies:
             raise Forbidden("Job bodies are hidden from you, so you cannot export their fields.")
+        mimetype, make = _FORMATS[form]
+        who = principal()  # the file is written after the end of the request
+        writer = make(who.sees_bodies, paths)
+        if is_part():
+            return Response(framed(self._rows(query, writer, who)), mimetype="application/octet-stream")
         if self._running >= MAX_EXPORTS:
             raise ServiceUnavailable(
                 f"{MAX_EXPORTS} exports are running, which is the limit. Try again when one has finished."
             )
-        mimetype, make = _FORMATS[form]
-        who = principal()  # the file is written after the end of the request
-        response = Response(self._stream(query, make(who.sees_bodies, paths), who), mimetype=mimetype)
+        parts = ExitStack()
+        elsewhere = parts.enter_context(self._elsewhere()) if not query.tube else []
+        response = Response(self._stream(query, writer, who, elsewhere), mimetype=mimetype)
+        response.call_on_close(parts.close)
         response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(query)}.{form}"'
         return response
 
-    def _stream(self, query: Query, writer: Writer, who: Principal) -> Iterator[bytes]:
+    def _stream(self, query: Query, writer: Writer, who: Principal, elsewhere: list[Pieces]) -> Iterator[bytes]:
+        rows = [self._rows(query, writer, who), *map(unframed, elsewhere)]
         with self._counted():
-            yield from _chunks(self._pieces(query, writer, who))
+            yield from _chunks(chain((writer.head(),), merged_rows(rows)))
 
-    def _pieces(self, query: Query, writer: Writer, who: Principal) -> Iterator[bytes]:
-        """Yield the file for *who* in small pieces; end it if the session of *who* ends. Switches."""
-        yield writer.head()
-        pace = Pace()
+    def _rows(self, query: Query, writer: Writer, who: Principal) -> Iterator[RowPiece]:
+        """Yield the rows of this shard for *who* in small pieces; end if the session of *who* ends. Switches.
+
+        A piece is empty if no job has matched for PATIENCE seconds.
+        """
+        pace, waiting_since = Pace(), time.monotonic()
         matcher = JobMatcher(self._broker, query, self._clock(), pace.yield_if_due, lambda job: writer.has_bodies, who)
-        for _, job, body in matcher.match(candidate_ids(self._broker, query, who=who)[1]):
-            if job is not None:
-                if not who.lasts():
-                    raise ConnectionAbortedError("the session that requested the export has ended")
-                for piece in writer.row(job, body, self._clock()):
-                    yield piece
-                    pace.yield_if_due()
+        for id, job, body in matcher.match(candidate_ids(self._broker, query, who=who)[1]):
+            if job is None:
+                if time.monotonic() > waiting_since + PATIENCE:
+                    waiting_since = time.monotonic()
+                    yield id, b""
+                continue
+            if not who.lasts():
+                raise ConnectionAbortedError("the session that requested the export has ended")
+            for piece in writer.row(job, body, self._clock()):
+                yield id, piece
+                pace.yield_if_due()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -272,6 +308,38 @@ def _base64_pieces(body: bytes) -> Iterator[bytes]:
     """Yield *body* in base64, in pieces."""
     for at in range(0, len(body), PIECE):
         yield base64.b64encode(body[at : at + PIECE])
+
+
+def framed(rows: Iterable[RowPiece]) -> Iterator[bytes]:
+    """Return the pieces of *rows* as frames."""
+    return (_FRAME.pack(id, len(piece)) + piece for id, piece in rows)
+
+
+def unframed(frames: Iterable[bytes]) -> Iterator[RowPiece]:
+    """Return the pieces of rows whose *frames* come in pieces of any size."""
+    data = bytearray()
+    for received in frames:
+        data += received
+        begin = 0
+        while len(data) >= begin + _FRAME.size:
+            id, size = _FRAME.unpack_from(data, begin)
+            end = begin + _FRAME.size + size
+            if len(data) < end:
+                break
+            yield id, bytes(data[begin + _FRAME.size : end])
+            begin = end
+        del data[:begin]
+
+
+def merged_rows(shards: list[Iterator[RowPiece]]) -> Iterator[bytes]:
+    """Yield the pieces of the rows of several *shards* by id. A job that moves meanwhile has one row. Switches."""
+    pace, last = Pace(), (-1, -1)
+    numbered = [zip(rows, repeat(shard)) for shard, rows in enumerate(shards)]
+    for (id, piece), shard in merge(*numbered, key=lambda row: row[0][0]):
+        if piece and (id != last[0] or shard == last[1]):
+            last = (id, shard)
+            yield piece
+            pace.yield_if_due()
 
 
 def _chunks(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -94,7 +94,10 @@ class JobList(ResponseModel):
     next_cursor: NextCursor
     warning: Annotated[
         str | UnsetType,
-        Meta(description="Which of the jobs scanned for this page could not be searched completely; absent if none."),
+        Meta(
+            description="Which of the jobs scanned for this page could not be searched completely, and which ones are"
+            " missing because a process of the queue does not answer; absent if none."
+        ),
     ] = UNSET
 
 
