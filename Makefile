@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure test-portable check compiled dist test-dist deb test-deb image test-image test-kubernetes requirements site test-site release release-checks test-clients lint-workflows audit coverage crash-test failover-test processes-test cluster-test fuzz soak usability screenshots bench clean
+.PHONY: help run test quick test-pure test-portable check compiled dist test-dist deb test-deb image test-image test-kubernetes requirements site test-site release release-checks test-clients lint-workflows audit coverage crash-test failover-test processes-test cluster-test patroni-test fuzz soak usability screenshots bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,8 +131,11 @@ failover-test: need-failover-test $(VENV)/.installed-dev  ## set up, then fail o
 processes-test: $(VENV)/.installed-dev  ## set up, then kill and pause processes of a loaded server in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.processes --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
-cluster-test: need-failover-test $(VENV)/.installed-dev  ## set up, then kill, pause and cut off servers of a loaded cluster in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
+cluster-test: need-cluster-test $(VENV)/.installed-dev  ## set up, then kill, pause and cut off servers of a loaded cluster in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.processes --postgresql --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
+
+patroni-test: need-patroni-test $(VENV)/.installed-dev  ## set up, then run the rounds of cluster-test, with failovers of the database by Patroni
+	$(BIN)/python -m tests.processes --patroni --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(VENV)/.installed-dev  ## set up, then run tests with random examples, and fuzz protocol, journal and imports for SECONDS=1200; ARGS="--keep" adds to the corpus
 	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile random

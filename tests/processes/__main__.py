@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.processes.cluster_rounds import ClusterRounds, Servers
+from tests.processes.databases import Patroni, Single
 from tests.processes.rounds import Rounds, Server, summary
 from tests.support.cluster import Cluster
 from tests.support.load import Gone
@@ -25,14 +26,15 @@ def main() -> int:
     parser.add_argument("--kind", help="such as kill, pause or stop (default: all)")
     parser.add_argument("--flags", help="of the servers, such as '-f 0' (default: random)")
     parser.add_argument("--postgresql", action="store_true", help="servers on a database instead of one with processes")
+    parser.add_argument("--patroni", action="store_true", help="on a database with a standby that Patroni promotes")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="greenstalk-processes-"))
     print(f"seed {options.seed}, {options.rounds} rounds, journals and log in {directory}", flush=True)
     flags = options.flags.split() if options.flags else None
     with ExitStack() as at_exit:
-        if options.postgresql:
-            cluster = at_exit.enter_context(Cluster())
-            rounds: Rounds = ClusterRounds(Servers(cluster, directory, options.seed), options.seed, flags)
+        if options.postgresql or options.patroni:
+            database = at_exit.enter_context(Patroni()) if options.patroni else Single(at_exit.enter_context(Cluster()))
+            rounds: Rounds = ClusterRounds(Servers(database, directory, options.seed), options.seed, flags)
         else:
             data = directory / "data"
             data.mkdir()
@@ -50,7 +52,8 @@ def _run(rounds: Rounds, options: argparse.Namespace, directory: Path) -> int:
         rounds.finish()
     except (AssertionError, OSError, Gone) as error:
         number = len(rounds.reports) + 1
-        print(f"FAILED in round {number} ({rounds.kind}), seed {options.seed}; {directory} is kept:\n{error}")
+        print(f"FAILED in round {number} ({rounds.kind}), seed {options.seed}; {directory} is kept:")
+        print(str(error) or repr(error))
         return 1
     finally:
         rounds.close()

@@ -12,12 +12,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import psutil
 
 from tests.processes.clients import SHARDS
+from tests.processes.databases import Database
 from tests.processes.network import Network
 from tests.processes.rounds import PAUSE_SECONDS, SEGMENT_SIZES, Rounds
 from tests.support.cluster import Cluster
@@ -39,7 +41,6 @@ LONG_CUT: Final = (11.0, 14.0)
 """Seconds; a link is closed after a silence of 10 s."""
 
 DATABASE_CUT: Final = (0.5, 8.0)
-OUTAGE: Final = (0.0, 5.0)
 SLOW_SECONDS: Final = (1.0, 4.0)
 DELAYS: Final = (0.0, 0.1)
 
@@ -49,14 +50,14 @@ _OWNERS: Final = f"""
 
 
 class Servers:
-    """The servers of a queue on *cluster*; their logs are in *logs*. Implements rounds.Queue.
+    """The servers of a queue on *database*; their logs are in *logs*. Implements rounds.Queue.
 
     network     between all servers, and from each to the database.
     """
 
-    def __init__(self, cluster: Cluster, logs: Path, seed: int) -> None:
+    def __init__(self, database: Database, logs: Path, seed: int) -> None:
         self.network: Network = Network(seed)
-        self.cluster: Cluster = cluster
+        self.database: Database = database
         self.nodes: list[Node] = []
         self._logs: Path = logs
         self._flags: Sequence[str] = ()
@@ -74,14 +75,14 @@ class Servers:
         number = next(self._numbers)
         name = f"node-{number}"
         (link,) = free_ports(1)
-        database = self.network.listen(self.cluster.port, DATABASE, lambda _: name)
+        databases = [self.network.listen(port, DATABASE, lambda _: name) for port in self.database.ports]
         address = self.network.listen(link, name, self._name_of)
         ours = ("--journal-name", QUEUE, "--shards", str(SHARDS), "--no-web", *self._flags)
         links = ("--link", f"127.0.0.1:{address}", "--link-listen", f"127.0.0.1:{link}")
         clock = WallClock(self._logs / f"{name}.clock")
         clock.set(CLOCKS[number % len(CLOCKS)])
         variables = clock.variables if CLOCKS[number % len(CLOCKS)] else {}
-        node = Node(name, Cluster.url_by(database), self._logs, *ours, *links, proxy=None, **variables)
+        node = Node(name, Cluster.url_by(*databases), self._logs, *ours, *links, proxy=None, **variables)
         self.nodes.append(node)
         node.start()
         return node
@@ -116,7 +117,7 @@ class Servers:
     def owners(self) -> list[Node | None]:
         """The server that leads each shard; None if none does."""
         by_name = {name_of(node): node for node in self.nodes}
-        return [by_name.get(str(name)) for (name,) in self.cluster.ask(_OWNERS)]
+        return [by_name.get(str(name)) for (name,) in self.database.ask(_OWNERS)]
 
     def owner(self, shard: int) -> Node:
         """Return the server that leads *shard*."""
@@ -202,9 +203,9 @@ class ClusterRounds(Rounds):
             "cut between an owner and the database": (self._cut_owner, DATABASE_CUT),
             "cut between a standby and the database": (self._cut_standby, DATABASE_CUT),
             "slow network": (self._slow, SLOW_SECONDS),
-            "restart of the database": (self._stop_database, OUTAGE),
-            "crash of the database": (self._kill_database, OUTAGE),
         }
+        for name, (fault, seconds) in servers.database.faults.items():
+            lasting[name] = (partial(self._outage, fault), seconds)
         self._ways = {
             "kill an owner": lambda: self._replace_owners(1),
             "kill two owners": lambda: self._replace_owners(2),
@@ -340,19 +341,8 @@ class ClusterRounds(Rounds):
         self._servers.network.mend(is_late=True)
 
     @contextmanager
-    def _stop_database(self) -> Iterator[None]:
-        self._note_outage()
-        self._servers.cluster.stop()
-        yield
-        self._servers.cluster.start()
-
-    @contextmanager
-    def _kill_database(self) -> Iterator[None]:
-        self._note_outage()
-        self._servers.cluster.kill()
-        yield
-        self._servers.cluster.start()
-
-    def _note_outage(self) -> None:
-        """Measure the outage of all shards. It closes no connection, and changes no owner."""
-        self._struck |= set(range(SHARDS))
+    def _outage(self, fault: Lasting) -> Iterator[None]:
+        """Let *fault* of the database last. It changes no owner, and closes no connection."""
+        self._struck.update(range(SHARDS))
+        with fault():
+            yield
