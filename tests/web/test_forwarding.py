@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -15,12 +16,13 @@ from werkzeug.test import TestResponse
 from greenstalk_server.config.tables.roles import Rights, Role, User
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.operations import putting
+from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.net.link_calls import CallHandler, Message
 from greenstalk_server.web.auth import forwarding
 from greenstalk_server.web.auth.forwarding import END, NEXT, Sender
 from greenstalk_server.web.framework.access import NOBODY
 from greenstalk_server.web.framework.shards import Shards
+from tests.net import link_peer
 from tests.net.link_peer import Process, linked_pair
 from tests.support.shards import tube_on
 
@@ -153,3 +155,18 @@ def test_response_whose_rest_is_lost_is_cut_with_one_line_at_each_process(
     refused, cut = lines(caplog)
     assert refused == "dashboard: refused a call of shard 0: The response was not read for too long."
     assert cut.startswith("dashboard: a response is cut: The process of shard 1 does not answer: The response was not")
+
+
+def test_job_from_before_the_queue_had_several_shards_is_found_on_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_peer, "IDS", IdSequence(100, 2, 0))
+    with linked_pair(tmp_path) as both:
+        clients = [dashboard_of(process).app.test_client() for process in both]
+        for process, id in zip(both, (7, 8), strict=True):
+            client = connecting.connect(process.broker, lambda: None)
+            assert putting.put(process.broker, client, id, 0, 0, SECOND, b"x", 0) == id
+        found = [[client.get(f"/api/v1/jobs/{id}").status_code for id in (7, 8, 9)] for client in clients]
+        assert found == [[200, 200, 404]] * 2
+        both[0].links.drop(both[0].links._links["b1"])
+        assert [clients[0].get(f"/api/v1/jobs/{id}").status_code for id in (7, 8)] == [200, 503]

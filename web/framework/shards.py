@@ -120,12 +120,27 @@ class Shards:
 
     def find_job(self, id: int) -> int:
         """Return the shard that has the job *id*, if there is one. Switches; raise ServiceUnavailable."""
+        if id < self._ids.base:
+            return self._look_for_job(id)
         shard = self.of_job(id)
         for _ in range(MAX_PLACES):
             if shard == self.own or (place := self.ask(shard, PLACE, id=id)) == shard:
                 break
             shard = place
         return shard
+
+    def _look_for_job(self, id: int) -> int:
+        """Look for the job *id*, which was put before the queue had several shards, on all shards. Switches.
+
+        Raise ServiceUnavailable if it may be on a shard that does not answer.
+        """
+        if self._broker is None or id in self._broker.jobs:
+            return self.own
+        places, home = self.ask_others(PLACE, id=id), self._ids.home(id)
+        shard = next((shard for shard, place in places.items() if place == shard != home), None)
+        if shard is None and (silent := set(self.others) - places.keys()):
+            raise ServiceUnavailable(f"The process of shard {min(silent)}, which may have the job, does not answer.")
+        return home if shard is None else shard
 
     def of_number(self, number: int) -> int:
         """Return the shard whose process has assigned *number*, of a connection or a change."""
