@@ -177,6 +177,7 @@ class Connection(Handler):
         output_limit: int = 0,
     ) -> None:
         """Connect a client to *broker*. *refused* is `Session.refused`; *output_limit* is `Limits.output`."""
+        super().__init__()
         self._sock: socket.socket = sock
         self._fd: int = sock.fileno()
         plain = sock if PlainSocket is None or type(sock) is not socket.socket else PlainSocket(self._fd)
@@ -292,7 +293,7 @@ class Connection(Handler):
         self._pause()
         self._poller.queue(self)
 
-    def serve(self, data: bytes, now: int, limit: range) -> bytes:
+    def serve(self, data: bytes, now: int, limit: int) -> bytes:
         """Serve *data*, the result of `receive`; return the replies that can be sent now."""
         session = self.session
         if data and self._committer is None:  # the most frequent case
@@ -307,7 +308,7 @@ class Connection(Handler):
             out = session.receive_eof(now, limit)
         return self._settle(out, self._depends_on_journal(promised), now)
 
-    def resume(self, now: int, limit: range) -> bytes:
+    def resume(self, now: int, limit: int) -> bytes:
         """Continue after a wait or a slice, or serve deferred or unread input; return the replies to be sent now."""
         session, is_wait_over = self.session, False
         if self._state >= BUSY:
@@ -319,9 +320,9 @@ class Connection(Handler):
                     return self._serve_unread(now, limit)
             if self._is_full():
                 return b""
-        promised = self._journal.promised
+        promised = self._journal.promised if self._committer is not None else 0
         out = session.end_wait(now, limit) if is_wait_over else session.resume(now, limit)
-        out = self._settle(out, self._depends_on_journal(promised), now)
+        out = self._settle(out, self._committer is not None and self._depends_on_journal(promised), now)
         if not session.has_more and self._state < BUSY:
             if self._end == STOPPING:
                 self._need_greenlet(b"" if self._hold_reply(out) else out)
@@ -387,7 +388,7 @@ class Connection(Handler):
         self._error = error
         self._need_greenlet(b"")
 
-    def _serve_unread(self, now: int, limit: range) -> bytes:
+    def _serve_unread(self, now: int, limit: int) -> bytes:
         """Serve deferred input, or receive and serve unread input."""
         data, self._deferred = self._deferred, None
         if data is not None:

@@ -190,6 +190,7 @@ class ServedClient(Handler):
     )
 
     def __init__(self, link: Link, number: int, facts: dict[str, Any]) -> None:
+        super().__init__()
         host = link.host
         self._link: Link = link
         self._number: int = number
@@ -238,7 +239,7 @@ class ServedClient(Handler):
         self._is_partial = kind == frames.PART
         self._poller.queue(self)
 
-    def resume(self, now: int, limit: range) -> bytes:
+    def resume(self, now: int, limit: int) -> bytes:
         """Continue after a wait or a slice, or serve the input; return the replies to be sent."""
         session = self.session
         if self._is_closed:
@@ -291,7 +292,7 @@ class ServedClient(Handler):
             return b""
         return out
 
-    def _serve_input(self, now: int, limit: range) -> bytes:
+    def _serve_input(self, now: int, limit: int) -> bytes:
         """Serve the commands that were told, then the others; return the replies to the others."""
         if self._told:
             data, self._told = b"".join(self._told), []
@@ -348,7 +349,7 @@ class ServedClient(Handler):
         self._is_ending = True
         self._poller.queue(self)
 
-    def _finish(self, now: int, limit: range) -> None:
+    def _finish(self, now: int, limit: int) -> None:
         """Serve the rest of the input, whose replies nobody reads, then disconnect the client."""
         session = self.session
         session.end_stream()
@@ -427,6 +428,7 @@ class Link(Handler):
 
     def __init__(self, host: Host, peer: str, shard: int, sock: socket.socket, version: int = frames.VERSION) -> None:
         """*version* is the newest version that the peer speaks."""
+        super().__init__()
         self.host: Host = host
         self.peer: str = peer
         self.shard: int = shard
@@ -671,7 +673,7 @@ class Link(Handler):
             self.note_unread()
         return data
 
-    def serve(self, data: bytes, now: int, limit: range) -> bytes:
+    def serve(self, data: bytes, now: int, limit: int) -> bytes:
         """Pass on the frames in *data*."""
         if self.is_lost:
             return b""
@@ -686,7 +688,7 @@ class Link(Handler):
             self.host.drop(self)
         return b""
 
-    def resume(self, now: int, limit: range) -> bytes:
+    def resume(self, now: int, limit: int) -> bytes:
         """Receive again."""
         if not self.is_lost:
             data = self.receive()
@@ -696,7 +698,7 @@ class Link(Handler):
 
     def defer(self, data: bytes) -> None:
         """Pass on the frames in *data* now: this costs little, and the channels take turns later."""
-        self.serve(data, self.host.clock(), range(1))
+        self.serve(data, self.host.clock(), 1)
 
     def note_unread(self) -> None:
         """Have the poller call `resume`."""

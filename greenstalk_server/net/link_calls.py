@@ -109,6 +109,7 @@ class LinkCalls(Handler):
     """The calls over one link, in both directions."""
 
     def __init__(self, link: Carrier, handlers: Mapping[str, CallHandler], max_size: int) -> None:
+        super().__init__()
         self._link: Carrier = link
         self._handlers: Mapping[str, CallHandler] = handlers
         self._max_size: int = max_size
@@ -175,7 +176,7 @@ class LinkCalls(Handler):
                 self._outgoing[0] = (kind, number, rest[MAX_PAYLOAD:])
             self._link.send_frame(kind, number, bytes(rest[:MAX_PAYLOAD]))
 
-    def resume(self, now: int, limit: range) -> bytes:
+    def resume(self, now: int, limit: int) -> bytes:
         """Do nothing: `pump` has sent what there was room for."""
         return b""
 

@@ -161,7 +161,7 @@ class Links:
     def start(self, poller: Poller) -> None:
         """Connect to the other processes. Does not switch."""
         self.poller = poller
-        poller.after_batch = self.flush
+        poller.after_batches = self.flush
         self.broker.heads.on_change = self._note_output
         self._membership.on_change = self._changed.set
         for service in self._services:
@@ -483,7 +483,7 @@ class Links:
         if self.own != shard:
             link.announce(self.own)
         if peer.unread:
-            link.serve(peer.unread, self.clock(), range(1))
+            link.serve(peer.unread, self.clock(), 1)
         self._attach_waiting(link.shard)
 
     def _attach_waiting(self, shard: int) -> None:

@@ -43,7 +43,7 @@ BATCH_SIZE: Final = 16
 MAX_BATCHES: Final = range(4)
 """Batches per call of the loop; then its other watchers run."""
 
-COMMAND_QUANTUM: Final = range(8)
+COMMAND_QUANTUM: Final = 8
 """Pipelined commands served for one handler per turn, before the other handlers of its batch get their turns."""
 
 BUDGET: Final = OUTPUT_SLICE
@@ -76,19 +76,24 @@ class Handler:
     """Serves one socket. No method may switch; an exception from any method except `fail` ends only this handler.
 
     A base class, not a Protocol: the compiled poller calls the methods of a subclass without a lookup by name.
+
+    is_queued   the poller is going to call `resume`. Set by the poller.
     """
 
-    __slots__ = ()
+    __slots__ = ("is_queued",)
+
+    def __init__(self) -> None:
+        self.is_queued: bool = False
 
     def receive(self) -> bytes | None:
         """Return the bytes that have arrived, b"" at the end of the stream, or None if nothing is to be served."""
         raise NotImplementedError
 
-    def serve(self, data: bytes, now: int, limit: range) -> bytes:
-        """Serve what `receive` returned, at most len(*limit*) commands of it; return the replies to be sent."""
+    def serve(self, data: bytes, now: int, limit: int) -> bytes:
+        """Serve what `receive` returned, at most *limit* commands of it; return the replies to be sent."""
         raise NotImplementedError
 
-    def resume(self, now: int, limit: range) -> bytes:
+    def resume(self, now: int, limit: int) -> bytes:
         """Do the work that the handler was queued for, if it is still due; return the replies to be sent."""
         raise NotImplementedError
 
@@ -134,8 +139,9 @@ class Poller:
     turns       shared by the greenlets that send large replies.
     before_send called with the replies of a batch, and their handlers, before they are sent; it must not switch. None
                 if there is nothing to do.
-    after_batch     called after a batch, when its replies are sent, if `is_output_due`; must not switch.
-    is_output_due   `after_batch` has something to do.
+    after_batches   called after up to MAX_BATCHES batches, when their replies are sent, if `is_output_due`; must not
+                    switch.
+    is_output_due   `after_batches` has something to do.
     is_serving      a batch is being served.
     has_held_replies    returns whether there are held replies, which the loop must send. None if replies are never
                         held.
@@ -145,8 +151,7 @@ class Poller:
         self._clock: Clock = clock
         self._quick_poll: Callable[[int, int, int], list[tuple[int, int]]] | None = None if IS_PORTABLE else poll
         self._handlers: dict[int, Handler] = {}
-        self._queue: deque[Handler] = deque()
-        self._is_queued: set[Handler] = set()
+        self._queue: list[Handler] = []
         self._unfinished: list[Handler] = []
         self._is_holding: bool = False
         self._aside: list[Handler] = []  # handlers that `release` queues
@@ -168,7 +173,7 @@ class Poller:
         self._callbacks: Any = None if IS_PORTABLE else getattr(self._loop, "_callbacks", None)
         self.turns: FairQueue = FairQueue()
         self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None
-        self.after_batch: Callable[[], None] | None = None
+        self.after_batches: Callable[[], None] | None = None
         self.is_output_due: bool = False
         self.is_serving: bool = False
         self.has_held_replies: Callable[[], bool] | None = None
@@ -206,8 +211,8 @@ class Poller:
 
     def queue(self, handler: Handler) -> None:
         """Call *handler*'s `resume` once, after the handlers that are queued before it."""
-        if handler not in self._is_queued:
-            self._is_queued.add(handler)
+        if not handler.is_queued:
+            handler.is_queued = True
             self._queue.append(handler)
             if not self._is_due:
                 self._is_due = True
@@ -221,23 +226,25 @@ class Poller:
         """Serve clients again."""
         self._is_holding = False
         aside, self._aside = self._aside, []
-        self._is_queued.difference_update(aside)
         for handler in aside:
+            handler.is_queued = False
             self.queue(handler)
 
-    def _set_aside(self, queued: int, received: list[tuple[Handler, bytes]]) -> tuple[int, list[tuple[Handler, bytes]]]:
-        """Set the clients among the first *queued* handlers aside, and defer those in *received*; return what is left.
+    def _set_aside(
+        self, queued: list[Handler], received: list[tuple[Handler, bytes]]
+    ) -> tuple[list[Handler], list[tuple[Handler, bytes]]]:
+        """Set the clients in *queued* aside, and defer those in *received*; return what is left of both.
 
         A handler that is set aside counts as queued, so it notes what else arrives.
         """
-        first = [self._queue.popleft() for _ in range(queued)]
-        kept = [handler for handler in first if not handler.is_client()]
-        self._aside += [handler for handler in first if handler.is_client()]
-        self._queue.extendleft(reversed(kept))
+        self._aside += [handler for handler in queued if handler.is_client()]
         for handler, data in received:
             if handler.is_client():
                 handler.defer(data)
-        return len(kept), [each for each in received if not each[0].is_client()]
+        return (
+            [handler for handler in queued if not handler.is_client()],
+            [each for each in received if not each[0].is_client()],
+        )
 
     def note_unfinished(self, handler: Handler) -> None:
         """Have *handler*, which is being served and has input left, take turns with the others of its batch."""
@@ -266,6 +273,7 @@ class Poller:
                 self._serve_batch(events)
                 if self._spent >= BUDGET or not (self._queue or (events and not is_drained)):
                     break
+            self._send_shared()
             self._serve_quick_batches()
         except Exception as error:  # noqa: BLE001  logged by `abort`; gevent would stop the watcher for good
             abort("poller", error)
@@ -294,6 +302,7 @@ class Poller:
                 self._quick_batches = 0
                 return
             self._serve_batch(events)
+            self._send_shared()
         self._batch_at = self._now
 
     def _events(self, milliseconds: int, limit: int) -> list[tuple[int, int]]:
@@ -306,18 +315,19 @@ class Poller:
     def _serve_batch(self, events: list[tuple[int, int]]) -> None:
         """Serve the queued handlers, then the handlers of *events*."""
         self.is_serving = True
-        queued = min(len(self._queue), BATCH_SIZE - len(events))  # before `_receive` queues more
+        queued = self._queue[: BATCH_SIZE - len(events)]  # before `_receive` queues more
+        del self._queue[: len(queued)]
         received = self._receive(events) if events else []
         if self._is_holding:
             queued, received = self._set_aside(queued, received)
-        limit = COMMAND_SLICE if queued + len(received) == 1 else COMMAND_QUANTUM
+        limit = COMMAND_SLICE if len(queued) + len(received) == 1 else COMMAND_QUANTUM
         self._now = now = self._clock()
         replies: list[tuple[Handler, bytes]] = []
-        for number in range(queued):
+        for number, handler in enumerate(queued):
             if number and self._spent >= BUDGET:  # serve one at least: new events must not starve the queue
+                self._queue[:0] = queued[number:]
                 break
-            handler = self._queue.popleft()
-            self._is_queued.discard(handler)
+            handler.is_queued = False
             try:
                 out = handler.resume(now, limit)
             except Exception as error:  # noqa: BLE001  `fail` logs it
@@ -332,12 +342,9 @@ class Poller:
             self._take_turns(now, replies)
         self._send(replies)
         self.is_serving = False
-        if self.is_output_due and self.after_batch is not None:
-            self.is_output_due = False
-            self.after_batch()
 
     def _serve_received(
-        self, received: list[tuple[Handler, bytes]], now: int, limit: range, replies: list[tuple[Handler, bytes]]
+        self, received: list[tuple[Handler, bytes]], now: int, limit: int, replies: list[tuple[Handler, bytes]]
     ) -> None:
         """Serve what was *received*; add to *replies*."""
         for handler, data in received:
@@ -351,6 +358,12 @@ class Poller:
                 continue
             if out:
                 replies.append((handler, out))
+
+    def _send_shared(self) -> None:
+        """Send the output that the batches since the last call share, such as that for other processes."""
+        if self.is_output_due and self.after_batches is not None:
+            self.is_output_due = False
+            self.after_batches()
 
     def _send(self, replies: list[tuple[Handler, bytes]]) -> None:
         if self.before_send is not None:
@@ -369,7 +382,7 @@ class Poller:
             handler = handlers.get(fd)
             if handler is None:
                 continue
-            if self._is_queued and handler in self._is_queued:
+            if handler.is_queued:
                 handler.note_hang_up() if what != INPUT else handler.note_unread()
                 continue
             if self._spent >= BUDGET:
@@ -423,6 +436,7 @@ class AcceptHandler(Handler):
 
     def __init__(self, poller: Poller, accept: Callable[[], bool], on_error: Callable[[Exception], None]) -> None:
         """*accept* accepts a batch of connections, and returns whether there may be more."""
+        super().__init__()
         self._poller: Poller = poller
         self._accept: Callable[[], bool] = accept
         self._on_error: Callable[[Exception], None] = on_error
@@ -431,11 +445,11 @@ class AcceptHandler(Handler):
         """Return a value that makes the poller call `serve`, in order with the other handlers of the batch."""
         return b""
 
-    def serve(self, data: bytes, now: int, limit: range) -> bytes:
+    def serve(self, data: bytes, now: int, limit: int) -> bytes:
         """Accept a batch of connections."""
         return self.resume(now, limit)
 
-    def resume(self, now: int, limit: range) -> bytes:
+    def resume(self, now: int, limit: int) -> bytes:
         """Accept a batch of connections."""
         if self._accept():
             self._poller.queue(self)

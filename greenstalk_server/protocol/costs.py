@@ -13,10 +13,10 @@ from greenstalk_server.core.tubes.name_list import CHUNK_SIZE
 OUTPUT_SLICE: Final = 65536
 """Maximum cost of a slice, about a millisecond. A reply of more bytes is sent as a stream."""
 
-COMMAND_SLICE: Final = range(500)
+COMMAND_SLICE: Final = 500
 """Maximum commands of a slice: about a millisecond of puts."""
 
-COMMAND_COST: Final = OUTPUT_SLICE // len(COMMAND_SLICE)
+COMMAND_COST: Final = OUTPUT_SLICE // COMMAND_SLICE
 """Cost of a command without its reply."""
 
 SHORT_LIST: Final = 256

@@ -92,6 +92,11 @@ class Channel:
         self._awaits: int = 0
         self._wire: Wire = session.routes.open(shard, self)
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a link."""
+        return self._wire.is_attached
+
     def reopen(self) -> None:
         """Connect the remote client again after the link was lost. It keeps its jobs; the request is lost."""
         self.is_awaiting = self._is_asked = False

@@ -166,7 +166,7 @@ class FrontSession(RestrictedSession):
         """Whether the session is parked for something that the end of its input does not end."""
         return self.awaited is not None or (self._work is not None and self._work.is_endless(self))
 
-    def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+    def resume(self, now: int, limit: int = COMMAND_SLICE) -> bytes:
         """Continue, as RestrictedSession does, or after a reply of another shard."""
         work = self._work
         if work is None and self.job_wait and self.client.outcome == WaitOutcome.MOVED:
@@ -182,7 +182,7 @@ class FrontSession(RestrictedSession):
             return b""
         return self._reply(work.advance(self, now), now, limit)
 
-    def end_wait(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+    def end_wait(self, now: int, limit: int = COMMAND_SLICE) -> bytes:
         """End a wait, as Session does."""
         work = self._work
         if work is None:
@@ -192,7 +192,7 @@ class FrontSession(RestrictedSession):
         self.is_waiting = False
         return self._reply(work.end(self, now), now, limit)
 
-    def _reply(self, reply: bytes | None, now: int, limit: range) -> bytes:
+    def _reply(self, reply: bytes | None, now: int, limit: int) -> bytes:
         """Return *reply* of the work, and serve what follows; with None, park again."""
         if reply is None and self.is_eof and self._work is not None:
             reply = self._work.end(self, now)  # the input has ended, and the work had other news
@@ -216,6 +216,8 @@ class FrontSession(RestrictedSession):
             return b""
         if self.has_more:
             return reply  # the client is ahead of its rate
+        if not (self._rest or self.is_eof):
+            return reply
         later = self._serve(self._rest, self._position, [], now, limit)
         return reply + later if later else reply
 
@@ -323,7 +325,7 @@ class FrontSession(RestrictedSession):
 
     # Runs
 
-    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: int) -> bytes:
         """Serve, as RestrictedSession does, and forward the run at the end."""
         reply = super()._serve(data, pos, out, now, limit)
         if self._run:
@@ -407,7 +409,8 @@ class FrontSession(RestrictedSession):
     def shard_of_job(self, id: int) -> int:
         """Return the shard that has the job *id*, or knows where it is."""
         shard = (id - self._base) % self._shards
-        return self.own if shard != self.own and id in self.broker.jobs else shard
+        jobs = self.broker.jobs
+        return self.own if shard != self.own and jobs.foreign and id in jobs else shard
 
     @property
     def sees_all(self) -> bool:
@@ -621,7 +624,7 @@ class FrontSession(RestrictedSession):
         """Reserve from tubes of another shard, or of several; see ForwardedReserve and Reserve."""
         connecting.note_worker(self.broker, self.client)
         shard = self._reserve_shard
-        if shard not in (SEVERAL, self.own) and self._holds_only(shard) and self.routes.is_linked(shard):
+        if shard not in (SEVERAL, self.own) and self._holds_only(shard) and self._is_linked(shard):
             self._begin(ForwardedReserve(shard, self.line + CRLF, until, batch))
             return None
         work = Reserve(now if self.is_eof else until, batch)
@@ -633,6 +636,11 @@ class FrontSession(RestrictedSession):
             if self.awaited is None:
                 self._work = work
         return reply
+
+    def _is_linked(self, shard: int) -> bool:
+        """Whether *shard* can be reached now. A channel that is attached costs less to ask than the routes."""
+        channel = self._channels.get(shard)
+        return (channel is not None and channel.is_attached) or self.routes.is_linked(shard)
 
     def _holds_only(self, shard: int) -> bool:
         """Whether the client holds no job of a shard other than *shard*."""

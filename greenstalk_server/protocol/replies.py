@@ -19,6 +19,8 @@ from greenstalk_server.protocol.extended_stats import (
 from greenstalk_server.protocol.stats import JobStats, ServerStats, Snapshot, TubeStats
 
 CRLF: Final = b"\r\n"
+CR: Final = 13
+LF: Final = 10
 
 BAD_FORMAT: Final = b"BAD_FORMAT\r\n"
 BURIED: Final = b"BURIED\r\n"

@@ -66,7 +66,7 @@ class RestrictedSession(Session):
         self._grants: Grants | None = grants
         self._interval: int = SECOND // rate if rate else 0
         # no pause exceeds a second: a lost peer is noticed only after the pause
-        self._slice: range = range(rate) if 0 < rate < len(COMMAND_SLICE) else COMMAND_SLICE
+        self._slice: int = rate if 0 < rate < COMMAND_SLICE else COMMAND_SLICE
         self._ahead_until: int = now
         self._served: int = 0
         self._producible: Tube | None = None  # the used tube, if it is known to be allowed for puts
@@ -82,7 +82,7 @@ class RestrictedSession(Session):
             return False
         return self._put is not None or self._skip > 0 or bool(self._long_line) or bool(self._rest)
 
-    def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
+    def receive(self, data: bytes, now: int, limit: int = COMMAND_SLICE) -> bytes:
         """Serve *data*, as Session does."""
         if not self.is_timed:
             return super().receive(data, now, limit)
@@ -93,17 +93,17 @@ class RestrictedSession(Session):
             self.began_at = now
         return reply
 
-    def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+    def resume(self, now: int, limit: int = COMMAND_SLICE) -> bytes:
         """Continue, as Session does."""
         self.active_at = self.began_at = now
         self.pause = 0.0
         return super().resume(now, limit)
 
-    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: int) -> bytes:
         """Serve, as Session does, and count the commands served: *out* has one reply for each."""
         if not self.is_timed:
             return super()._serve(data, pos, out, now, limit)
-        reply = super()._serve(data, pos, out, now, limit if len(limit) <= len(self._slice) else self._slice)
+        reply = super()._serve(data, pos, out, now, min(limit, self._slice))
         if out:
             self._note_served(len(out), now)
         return reply

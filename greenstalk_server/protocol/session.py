@@ -41,7 +41,7 @@ from greenstalk_server.protocol.costs import (
     DISCONNECT_COST,
     OUTPUT_SLICE,
 )
-from greenstalk_server.protocol.replies import CRLF
+from greenstalk_server.protocol.replies import CR, CRLF, LF
 from greenstalk_server.protocol.reserve_commands import awaited_reply, ended_wait_reply, wait_reply
 from greenstalk_server.protocol.session_state import Command, SessionState
 from greenstalk_server.protocol.verb import MAX_LINE, Verb
@@ -129,8 +129,8 @@ class Session(SessionState):
         """Whether to read more: no slice is left to do, the peer may still send, and less than INPUT_LIMIT is kept."""
         return not self.has_more and not self.is_eof and len(self._rest) - self._position < INPUT_LIMIT
 
-    def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
-        """Serve up to len(*limit*) commands of *data*, which is not empty, and return their replies."""
+    def receive(self, data: bytes, now: int, limit: int = COMMAND_SLICE) -> bytes:
+        """Serve up to *limit* commands of *data*, which is not empty, and return their replies."""
         if self.is_waiting:
             self._rest = self._rest[self._position :] + data
             self._position = 0
@@ -148,12 +148,12 @@ class Session(SessionState):
             self._rest = b""
         return self._serve(data, pos, out, now, limit)
 
-    def receive_eof(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+    def receive_eof(self, now: int, limit: int = COMMAND_SLICE) -> bytes:
         """Handle the end of the input: the peer has closed its side. Input that has arrived is still served."""
         self.is_eof = True
         return self.end_wait(now, limit)
 
-    def end_wait(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+    def end_wait(self, now: int, limit: int = COMMAND_SLICE) -> bytes:
         """End the wait for a job, if there is one: the peer has closed its side. Serve the input that has arrived."""
         if self.is_woken:
             return self.resume(now, limit)
@@ -168,7 +168,7 @@ class Session(SessionState):
         self.reports = False
         return self._serve(self._rest, self._position, out, now, limit)
 
-    def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+    def resume(self, now: int, limit: int = COMMAND_SLICE) -> bytes:
         """Continue after `wake`, or after a call that left `has_more` and whose stream, if any, has been sent."""
         out: list[bytes] = []
         self.cost = 0
@@ -215,28 +215,30 @@ class Session(SessionState):
 
     # Lines
 
-    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: int) -> bytes:
         """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return the joined *out*."""
         known = codec.known
         self.has_more = False
         if self._long_line:
             pos = self._continue_long_line(data, pos, out)
         size = len(data)
-        for _ in limit:
+        for _ in range(limit):
             wake_dependents(self.broker, now)
             if pos == size:
                 break
-            end = data.find(CRLF, pos, pos + MAX_LINE)
-            if end < 0:
-                end = INCOMPLETE if size - pos < MAX_LINE else self._end_of_long_line(data, pos)
-                if end == INCOMPLETE:
+            window = data if pos == 0 and size <= MAX_LINE else data[pos : pos + MAX_LINE]
+            line, end, _ = window.partition(CRLF)  # takes a third of the instructions of `find`
+            if not end:
+                line_end = INCOMPLETE if size - pos < MAX_LINE else self._end_of_long_line(data, pos)
+                if line_end == INCOMPLETE:
                     break
-                if end == TOO_LONG:
+                if line_end == TOO_LONG:
                     self._long_line = data[pos : pos + MAX_PUT_LINE]
                     pos = self._continue_long_line(data, pos, out)
                     continue
-            self.line = line = data[pos:end]
-            pos = end + 2
+                line = data[pos:line_end]
+            self.line = line
+            pos += len(line) + 2
             try:
                 command = known.get(line) or codec.parse(line)
                 verb: Verb = command[0]
@@ -260,7 +262,7 @@ class Session(SessionState):
                 break
         else:
             self.has_more = pos < size
-            self.cost += COMMAND_COST * len(limit)
+            self.cost += COMMAND_COST * limit
         self.line = b""
         self._keep_from(data, pos)
         self.is_closing |= self.is_eof and not (self.has_more or self.is_waiting)
@@ -354,7 +356,7 @@ class Session(SessionState):
             self._partial.write(memoryview(data)[pos:])
             self._missing = end + 2 - len(data)
             return len(data)
-        if not data.startswith(CRLF, end):
+        if data[end] != CR or data[end + 1] != LF:
             return self._refuse_unterminated(command, data, end + 2, out)
         out.append(self._end_put(command, id, data[pos:end], now))
         return end + 2

@@ -135,6 +135,9 @@ def test_table_of_a_shard_behaves_like_a_dict(shards: int, base: int, place: str
             table[id] = plain[id] = job(id)
         assert len(table) == len(plain)
         if step % 2000 == 0:
+            assert table.foreign == sum(
+                sequence.home(id) != sequence.shard if id >= base else sequence.shard > 0 for id in plain
+            )
             above = random.choice((0, base, own // 2))
             assert dict(table) == plain
             assert list(table.ids_above(above)) == sorted(id for id in plain if id > above)
@@ -142,7 +145,7 @@ def test_table_of_a_shard_behaves_like_a_dict(shards: int, base: int, place: str
     assert [table.get(id) for id in range(5000)] == [plain.get(id) for id in range(5000)]
     for id in [*plain]:
         del table[id]
-    assert not table._sparse and len(table._pages) <= 1
+    assert not table._sparse and len(table._pages) <= 1 and not table.foreign
 
 
 @pytest.mark.parametrize("shards", [2, 4, 1024])

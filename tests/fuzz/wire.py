@@ -267,9 +267,9 @@ class Wire(BrokerListener):
         """Check what a call has returned, and what the session keeps."""
         session = talker.session
         largest = min(max(self.broker.max_job_size, 300 * (len(self.broker.tubes) + 20), 20_000), OUTPUT_SLICE + 100)
-        assert len(out) <= OUTPUT_SLICE + largest + SMALL_REPLY * len(COMMAND_SLICE) + LONG_LINE * MAX_BATCH
+        assert len(out) <= OUTPUT_SLICE + largest + SMALL_REPLY * COMMAND_SLICE + LONG_LINE * MAX_BATCH
         out += b"".join(stream_of(session))
-        assert self.oracle.answered(talker.number, out) <= len(COMMAND_SLICE) + 1
+        assert self.oracle.answered(talker.number, out) <= COMMAND_SLICE + 1
         self.oracle.rested(talker.number, session.is_waiting, session.has_more, session.is_closing)
         if session.is_waiting or session.has_more or session.is_closing:
             assert buffered_bytes(session) <= INPUT_LIMIT + RECEIVE_SIZE

@@ -127,8 +127,8 @@ def test_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
                 eventually(partial(has_arrived, peer), "the server's kernel has all bytes")
         ids = [int(peer.read_line().split()[1]) for peer in (short, first, second)]
         assert ids[1] == 1
-        assert ids[2] == 1 + len(COMMAND_QUANTUM)
-        assert ids[0] == 1 + 2 * len(COMMAND_QUANTUM)
+        assert ids[2] == 1 + COMMAND_QUANTUM
+        assert ids[0] == 1 + 2 * COMMAND_QUANTUM
         for peer in (first, second):
             assert [peer.read_line().startswith(b"INSERTED ") for _ in range(999)] == [True] * 999
 

@@ -174,7 +174,7 @@ def test_held_replies_are_sent_before_later_ones() -> None:
     """The reply to the put is held with the others of its slice, and released just before the next slice is served."""
     journal = PromptJournal()
     pair = Pair(Broker(FACTS, journal), journal)
-    rest = len(COMMAND_SLICE) - 1
+    rest = COMMAND_SLICE - 1
     pair.send(b"put 0 0 60 1\r\nx\r\n" + b"list-tube-used\r\n" * rest + b"watch other\r\n")
     assert pair.peer.recv(1 << 20) == b"INSERTED 1\r\n" + b"USING default\r\n" * rest + b"WATCHING 2\r\n"
     pair.hang_up()

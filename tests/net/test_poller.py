@@ -42,13 +42,14 @@ class RecordingHandler(Handler):
     """
 
     def __init__(self, number: int, poller: Poller, calls: list[tuple[str, int]]) -> None:
+        super().__init__()
         self.near, self.far = socket.socketpair()
         self.near.setblocking(False)
         self.number = number
         self.poller = poller
         self.calls = calls
         self.wakes: list[RecordingHandler] = []
-        self.limits: list[range] = []
+        self.limits: list[int] = []
         self.cost = 0
         self.cost_of_receive = 0
         self.left = 0
@@ -73,7 +74,7 @@ class RecordingHandler(Handler):
             self.note_unread()
         return data
 
-    def serve(self, data: bytes, now: int, limit: range) -> bytes:
+    def serve(self, data: bytes, now: int, limit: int) -> bytes:
         self._record("serve" if data else "end")
         self.limits.append(limit)
         for other in self.wakes:
@@ -84,7 +85,7 @@ class RecordingHandler(Handler):
             return b""
         return b"reply" if data != b"-" else b""
 
-    def resume(self, now: int, limit: range) -> bytes:
+    def resume(self, now: int, limit: int) -> bytes:
         data, self.deferred = self.deferred, None
         if data is None and self.is_unread:
             self.is_unread = False

@@ -50,10 +50,10 @@ def test_ends_of_pauses_are_served_in_slices() -> None:
 
 def test_many_commands_are_served_in_slices() -> None:
     talk = Talk()
-    count = 3 * len(COMMAND_SLICE)
+    count = 3 * COMMAND_SLICE
     out = slices(talk, MARK * count)
     assert b"".join(out) == MARKED * count
-    assert max(len(reply) for reply in out) == len(COMMAND_SLICE) * len(MARKED)
+    assert max(len(reply) for reply in out) == COMMAND_SLICE * len(MARKED)
 
 
 def test_cost_of_a_reserve_increases_with_the_watched_tubes() -> None:
@@ -190,29 +190,29 @@ def test_dropped_tubes_have_a_cost() -> None:
 def test_others_are_served_between_slices() -> None:
     busy = Talk()
     other = Talk(busy.broker)
-    out = busy.session.receive(b"use a\r\n" * len(COMMAND_SLICE) + b"use b\r\n", busy.now)
+    out = busy.session.receive(b"use a\r\n" * COMMAND_SLICE + b"use b\r\n", busy.now)
     assert busy.session.has_more
     assert other.send(b"list-tubes\r\n") == b"OK 18\r\n---\n- default\n- a\n\r\n"
     assert busy.session.resume(busy.now) == b"USING b\r\n"
-    assert out == b"USING a\r\n" * len(COMMAND_SLICE)
+    assert out == b"USING a\r\n" * COMMAND_SLICE
 
 
 def test_slice_may_end_inside_a_body() -> None:
     talk = Talk()
-    sent = MARK * (len(COMMAND_SLICE) - 1) + b"put 0 0 60 5\r\nab"
-    assert talk.send(sent) == MARKED * (len(COMMAND_SLICE) - 1)
+    sent = MARK * (COMMAND_SLICE - 1) + b"put 0 0 60 5\r\nab"
+    assert talk.send(sent) == MARKED * (COMMAND_SLICE - 1)
     assert talk.send(b"cde\r\n" + MARK) == b"INSERTED 1\r\n" + MARKED
 
 
 def test_slice_may_end_inside_a_line() -> None:
     talk = Talk()
-    assert talk.send(MARK * len(COMMAND_SLICE) + MARK[:5]) == MARKED * len(COMMAND_SLICE)
+    assert talk.send(MARK * COMMAND_SLICE + MARK[:5]) == MARKED * COMMAND_SLICE
     assert talk.send(MARK[5:]) == MARKED
 
 
 def test_slice_may_end_with_a_waiting_reserve() -> None:
     talk = Talk()
-    assert talk.send(MARK * (len(COMMAND_SLICE) - 1) + b"reserve\r\n" + MARK) == MARKED * (len(COMMAND_SLICE) - 1)
+    assert talk.send(MARK * (COMMAND_SLICE - 1) + b"reserve\r\n" + MARK) == MARKED * (COMMAND_SLICE - 1)
     assert talk.session.is_waiting
     assert talk.send_eof() == b"TIMED_OUT\r\n" + MARKED
 

@@ -66,6 +66,8 @@ class Page:
 class JobTable(MutableMapping[int, Job]):
     """A dict of jobs by id, in no order.
 
+    foreign     number of jobs with foreign ids.
+
     Invariant: no slot has both a page and an entry in a dict.
     Invariant: no dict is empty.
     Invariant: `_newest` is the number of the last page that was created for a new id.
@@ -77,6 +79,7 @@ class JobTable(MutableMapping[int, Job]):
         self._shards: int = ids.shards
         self._shard: int = ids.shard
         self._is_interleaved: bool = ids.shards > 1
+        self.foreign: int = 0
         self._count: int = 0
         self._newest: int = -1
         self._pages: dict[int, Page] = {}
@@ -119,6 +122,7 @@ class JobTable(MutableMapping[int, Job]):
         if page.jobs[at] is None:
             page.count += 1
             self._count += 1
+            self.foreign += slot >= _FOREIGN
         page.jobs[at] = job
 
     def __delitem__(self, id: int) -> None:
@@ -143,12 +147,13 @@ class JobTable(MutableMapping[int, Job]):
             if page.count <= FEW and number != self._newest:
                 self._dissolve_page(number)
         self._count -= 1
+        self.foreign -= slot >= _FOREIGN
 
     def clear(self) -> None:
         """Remove all jobs: 0.1 s for a million."""
         self._pages.clear()
         self._sparse.clear()
-        self._count, self._newest = 0, -1
+        self.foreign, self._count, self._newest = 0, 0, -1
 
     def __len__(self) -> int:
         return self._count
@@ -222,6 +227,8 @@ class JobTable(MutableMapping[int, Job]):
         before = len(late)
         late[slot] = job
         self._count += len(late) - before
+        if slot >= _FOREIGN:
+            self.foreign += len(late) - before
         if before < len(late) == DENSE:
             self._make_pages(slot >> SPARSE_BITS)
 
