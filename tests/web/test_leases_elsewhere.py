@@ -9,11 +9,13 @@ from typing import Final
 import pytest
 from flask.testing import FlaskClient
 
+from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND, Job
-from greenstalk_server.core.operations import putting
+from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.net.link_calls import Message
 from greenstalk_server.web.features.leases import leases
 from greenstalk_server.web.features.leases.api import CONFIRM, RESERVE
+from tests.net import link_peer
 from tests.net.in_process import wait_until
 from tests.net.link_peer import Process, linked_pair
 from tests.support import invariants
@@ -67,6 +69,22 @@ def test_reserve_whose_answer_is_lost_is_undone_and_not_counted(site: Site) -> N
     assert site.job.reserves == 0
     assert not site.owner.broker.clients
     invariants.check(site.owner.broker)
+
+
+def test_lease_of_a_job_without_a_home_is_deleted_in_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_peer, "IDS", IdSequence(100, 2, 0))
+    with linked_pair(tmp_path) as processes:
+        client, broker = dashboard_of(processes[0]).app.test_client(), processes[1].broker
+        dashboard_of(processes[1])
+        tube = next(name for name in (b"a", b"b", b"c", b"d") if processes[0].links.shard_of(name) == 1)
+        producer = connecting.connect(broker, lambda: None)
+        connecting.use(broker, producer, tube)
+        assert putting.put(broker, producer, 7, 0, 0, 60 * SECOND, b"x", 0) == 7
+        [job] = client.post("/api/v1/reserve", json={"tubes": [tube.decode()]}).get_json()["jobs"]
+        tokens = ["unknown", job["token"]]
+        answer = client.post("/api/v1/leases/delete-batch", json={"tokens": tokens}).get_json()
+        assert answer == {"deleted": 1, "lost": ["unknown"]}
+        assert not broker.jobs
 
 
 def test_confirmed_reserve_lasts(site: Site) -> None:

@@ -321,22 +321,26 @@ class LeasesEndpoints:
 
         A lease that has ended is not an error: the response lists its token in `lost`.
         """
-        lost: list[str] = []
-        for shard, tokens in self._by_shard(body.tokens).items():
-            is_own = shard == self._shards.own
-            lost += self._delete_here(tokens) if is_own else self._shards.ask(shard, DELETE, tokens=tokens)
-        if self._shards.others:
+        shards = self._shards
+        if not shards.others:
+            lost = self._delete_here(list(body.tokens))
+        else:
+            lost = self._delete_on_shards(body.tokens, shards.of_job)
+            lost = self._delete_on_shards(lost, shards.find_job)  # jobs that have moved
             places = {token: place for place, token in enumerate(body.tokens)}
             lost.sort(key=places.__getitem__)
         return DeletedBatch(deleted=len(body.tokens) - len(lost), lost=lost)
 
-    def _by_shard(self, tokens: Iterable[str]) -> dict[int, list[str]]:
-        """Return *tokens* by the shard of their jobs; malformed ones are those of this shard."""
-        found: dict[int, list[str]] = {}
+    def _delete_on_shards(self, tokens: Iterable[str], shard_of: Callable[[int], int]) -> list[str]:
+        """Delete the jobs of *tokens* on the shards that *shard_of* names; return the lost tokens. Switches."""
+        by_shard, lost = dict[int, list[str]](), list[str]()
         for token in tokens:
-            id = job_of_token(token) if self._shards.others else None
-            found.setdefault(self._shards.own if id is None else self._shards.of_job(id), []).append(token)
-        return found
+            id = job_of_token(token)
+            by_shard.setdefault(self._shards.own if id is None else shard_of(id), []).append(token)
+        for shard, some in by_shard.items():
+            is_own = shard == self._shards.own
+            lost += self._delete_here(some) if is_own else self._shards.ask(shard, DELETE, tokens=some)
+        return lost
 
     def _delete_here(self, tokens: list[str]) -> list[str]:
         """Delete the jobs of leases of this shard; return the tokens whose lease has ended or is unknown. Switches."""
