@@ -54,6 +54,7 @@ def test_busiest_tube_keeps_its_shard_busy_whatever_the_number() -> None:
     average, busiest = cpu(load(busiest=0.5), 100)
     assert busiest > 20 * average
     assert fewest_shards(load(jobs=100_000, busiest=1.0)) is None
+    assert "\nshards-for-60-percent       -\n" in run("capacity", "--jobs", "100000", "--busiest", "100").text
 
 
 def test_fewest_shards_are_enough_and_one_less_is_not() -> None:
