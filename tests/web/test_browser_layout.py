@@ -140,6 +140,21 @@ def wide() -> Iterator[str]:
         yield url
 
 
+def problems_of(tab: Tab, width: int) -> list[Any]:
+    """Return what does not fit or breaks a rule on the page of *tab*, whose details are opened."""
+    tab.page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
+    found = [
+        *(["too wide"] if is_too_wide(tab) else []),
+        *[f"outside: {one}" for one in tab.page.evaluate(OUTSIDE)],
+        *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
+        *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
+        *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
+    ]
+    if width in (360, 1440):  # one check for each theme
+        found += [f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")]
+    return found
+
+
 @pytest.mark.parametrize(("width", "theme"), VIEWS)
 def test_every_page_fits(chromium: Browser, wide: str, width: int, theme: Any) -> None:
     problems: dict[str, list[Any]] = {}
@@ -147,17 +162,7 @@ def test_every_page_fits(chromium: Browser, wide: str, width: int, theme: Any) -
         for name, path in pages(tab, wide).items():
             tab.page.goto(wide + path)
             tab.screenshot(f"{name}-{width}-{theme}")
-            tab.page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
-            found = [
-                *(["too wide"] if is_too_wide(tab) else []),
-                *[f"outside: {one}" for one in tab.page.evaluate(OUTSIDE)],
-                *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
-                *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
-                *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
-            ]
-            if width in (360, 1440):  # one check for each theme
-                found += [f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")]
-            if found:
+            if found := problems_of(tab, width):
                 problems[name] = found
         assert problems == {}
         assert [line for line in tab.console if not re.search("status of 40[04]", line)] == []
