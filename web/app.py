@@ -121,7 +121,7 @@ from greenstalk_server.web.migration import migrate
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.reads.jobs.match_table import MatchTable
 from greenstalk_server.web.reads.jobs.query import tube_in
-from greenstalk_server.web.reads.tubes import FIND, rank_tubes
+from greenstalk_server.web.reads.tubes import COUNT, FIND, count_tubes_here, rank_tubes
 from greenstalk_server.web.standby import create_standby_app
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.disk_room import no_refusal, room_refusal
@@ -272,6 +272,7 @@ def create_dashboard(
     tube_views = TubeViews(broker, clock, history, attention, saved, shards)
     figures = WholeFigures(broker, clock, history, shards)
     shards.answer(FIND, partial(rank_tubes, broker, shards=shards))
+    shards.answer(COUNT, partial(count_tubes_here, broker, shards=shards))
     processes = Processes(broker, clock, shards)
     servers = Servers(clock, attention, options.peers, role, figures, processes)
     saved_changes = SavedChanges(
@@ -286,7 +287,7 @@ def create_dashboard(
     listed_tasks = ListedTasks(tasks, clock, shards)
     changing = (broker, clock, commit, audit, tasks, saved, saved_changes)
     operations, bulk = Operations(*changing), Bulk(*changing, parts=parts)
-    tube_changes, undo = TubeChanges(*changing), Undo(*changing, parts=parts, shards=shards)
+    tube_changes, undo = TubeChanges(*changing, parts=parts), Undo(*changing, parts=parts, shards=shards)
     app.jinja_env.globals |= {
         "clear_promise": operations.clear_promise,
         "deletion_promise": saved_changes.deletion_promise,
@@ -305,7 +306,7 @@ def create_dashboard(
     tube_filter = TubeFilter(broker, tasks, searches)
     tube_errors = TubeErrors(broker, clock, tasks, parts)
     SavedSearchPages(saved_searches).init_app(app)
-    TubeChangePages(broker, clock, tasks, tube_changes).init_app(app)
+    TubeChangePages(broker, clock, tasks, tube_changes, shards).init_app(app)
     actions = Actions(broker, clock, commit, operations)
     for part in (
         BulkPages(tasks, bulk, match_table),

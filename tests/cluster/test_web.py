@@ -238,6 +238,48 @@ def test_dry_run_of_a_policy_counts_the_jobs_of_all_shards(site: Site) -> None:
     site.api("GET", "/policies/dry", status=404)
 
 
+def test_change_of_many_tubes_is_of_all_shards_and_can_be_undone(site: Site) -> None:
+    names = site.tubes("many")
+    buried = []
+    for name in names:
+        buried += [id := site.put(name)[0]]
+        site.api("POST", f"/jobs/{id}/bury")
+        site.put(name)
+    assert json.loads(site.page("/tubes/find?pattern=many*"))["text"] == "9 tubes match"
+    assert set(json.loads(site.page("/tubes/find?q=many"))["tubes"]) == set(names)
+    for action, body, noun in (("pause", {"seconds": 60, "reason": "together"}, "paused"), ("resume", None, "resumed")):
+        task = site.ended(site.api("POST", f"/tubes/{action}?pattern=many*", body, 202))
+        counted = task["tubes"]
+        assert (counted["matched"], counted["tubes"], counted["jobs"], len(counted["sample"])) == (9, 9, 9, 9)
+        done = site.ended(site.api("POST", f"/tasks/{task['id']}/run", status=202))
+        assert (done["state"], done["changed"], noun in site.page(f"/task?id={done['id']}")) == ("done", 9, True)
+        reasons = {site.api("GET", "/tube", tube=name)["pause_reason"] for name in names}
+        assert reasons == ({"together"} if action == "pause" else {""})
+    where = site.submit("/tubes/preview", pattern="many*", action="kick", state="buried")
+    page = site.page(where)
+    assert re.search("Retry 9.buried jobs of 9.tubes", page) and "This can be undone for a day" in page
+    where = site.submit("/tubes/run", task=where.split("task=")[1])
+    done = site.ended({"id": where.split("id=")[1]})
+    assert (done["state"], done["changed"]) == ("done", 9)
+    assert {site.api("GET", f"/jobs/{id}")["state"] for id in buried} == {"ready"}
+    undone = site.ended({"id": site.submit("/undo", change=done["change_number"]).split("id=")[1]})
+    assert (undone["state"], undone["changed"], undone["message"]) == ("done", 9, "")
+    assert {site.api("GET", f"/jobs/{id}")["state"] for id in buried} == {"buried"}
+    entries = [
+        one for one in site.api("GET", "/audit", limit=1000)["entries"] if one["details"].get("pattern") == "many*"
+    ]
+    assert sorted([one["what"] for one in entries]) == ["tubes/end"] * 3 + ["tubes/run"] * 3
+    assert {one["details"]["tubes"] for one in entries if one["what"] == "tubes/end"} == {9}
+
+
+def test_policy_counts_its_tubes_on_all_shards(site: Site) -> None:
+    for name in site.tubes("counted"):
+        site.put(name)
+    site.api("PUT", "/policies/counted", {"tubes": ["counted*"], "max_attempts": 3})
+    assert re.search(r"counted\*.*data-label=\"Tubes\">9<", site.page("/policies"), re.DOTALL)
+    site.api("DELETE", "/policies/counted", status=204)
+
+
 def errors_of(site: Site, jobs: str = "buried") -> Any:
     """Return the grouped errors of all tubes."""
     query: dict[str, Any] = {"jobs": jobs, "refresh": "true"}
@@ -324,12 +366,12 @@ def test_conditions_and_buried_jobs_of_all_shards_are_shown_on_every_page(site: 
 
 
 def test_page_of_servers_lists_the_processes(site: Site) -> None:
+    until(lambda: not any(one["unlinked"] for one in site.api("GET", "/servers")["processes"]))
     found = site.api("GET", "/servers")["processes"]
     children = {child.pid for child in psutil.Process(site.daemon.process.pid).children()}
     assert [one["shard"] for one in found] == [0, 1, 2]
     assert {one["pid"] for one in found} == children
     assert {one["state"] for one in found} == {"serving"}
-    assert [one["unlinked"] for one in found] == [[], [], []]
     assert sum([one["tubes"] for one in found]) == site.api("GET", "/server")["stats"]["current_tubes"]
     shown = site.page("/servers")
     assert all(f"{one['pid']} <span" in shown for one in found)

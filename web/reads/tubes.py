@@ -18,7 +18,8 @@ MAX_FOUND: Final = 100
 """Maximum tubes in the result of a query."""
 
 FIND: Final = "tubes.find"
-"""Question to the other shards."""
+COUNT: Final = "tubes.count"
+"""Questions to the other shards."""
 
 _BATCH: Final = 512
 """Names compared between two selections of the best."""
@@ -78,10 +79,16 @@ def _rank(name: str, wanted: str, spread: re.Pattern[str]) -> _Rank | None:
     return None if match is None else (SPREAD, match.end() - lower.index(wanted[0]), len(name), name)
 
 
-def count_tubes(broker: Broker, pattern: str) -> int:
+def count_tubes(broker: Broker, pattern: str, shards: Shards) -> int:
     """Return the number of tubes that match *pattern*, for which `is_tube_pattern` is true. May switch."""
+    others: dict[int, int] = shards.ask_others(COUNT, pattern=pattern)
+    return count_tubes_here(broker, pattern, shards) + sum(others.values())
+
+
+def count_tubes_here(broker: Broker, pattern: str, shards: Shards) -> int:
+    """Like `count_tubes`, of this shard. May switch."""
     matches, pace, sees, found = re.compile(to_regex(pattern).encode()).fullmatch, Pace(), principal().sees, 0
-    for name in list(broker.tubes):
+    for name in [name for name in broker.tubes if shards.owns(name)]:
         found += matches(name) is not None and sees(name)
         pace.yield_if_due()
     return found

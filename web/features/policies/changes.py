@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
@@ -39,6 +40,7 @@ from greenstalk_server.web.store.audit import Audit
 
 SET: Final = "policies.set"
 REMOVE: Final = "policies.remove"
+COUNT: Final = "policies.count"
 """Questions to the other shards."""
 
 DRY_RUN: Final = "policy-dry-run"
@@ -149,6 +151,7 @@ class PolicyChanges:
         parts.register(DRY_RUN, self._start_part, lambda task: task.subject_as(Effect).model())
         shards.answer(SET, self._set_here)
         shards.answer(REMOVE, self._remove_here)
+        shards.answer(COUNT, self._count_tubes_here)
 
     def all(self) -> list[ListedPolicy]:
         """Return all policies by name; the configuration file's come first if a name is used twice.
@@ -171,6 +174,20 @@ class PolicyChanges:
         if name not in store.documents:
             raise NotFound(f"There is no policy “{name[:100]}”.")
         return self._runtime_policy(name)
+
+    def count_tubes(self) -> Mapping[str, int]:
+        """Return the number of existing tubes by policy, for each policy that applies to any. May switch."""
+        counts = self._count_tubes_here()
+        for answer in self._shards.ask_others(COUNT).values():
+            counts.update(answer)
+        return counts
+
+    def _count_tubes_here(self) -> Counter[str]:
+        policies, pace, counts = self._broker.policies, Pace(), Counter[str]()
+        for name in [name for name in self._broker.tubes if self._shards.owns(name)]:
+            counts.update(policies.matching(name))
+            pace.yield_if_due()
+        return counts
 
     def set(self, policy: Policy) -> None:
         """Add or replace *policy* on all shards; raise PolicyError if that is not allowed.

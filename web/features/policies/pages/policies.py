@@ -31,7 +31,6 @@ from greenstalk_server.web.features.policies.pages.policy_form import (
 from greenstalk_server.web.features.policies.setting_texts import GROUPS, SETTING_TEXTS, setting_pairs
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
-from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.framework.sorting import Head, Heads, Order, order_args, read_order
 
@@ -106,7 +105,7 @@ class PolicyPages:
         query = request.args.get("q", "").strip()[:MAX_FILTER_LENGTH]
         known, wanted = self._policies.all(), query.lower()
         found = [one for one in known if wanted in one.name.lower() or wanted in " ".join(_patterns(one)).lower()]
-        matched, order = self._count_tubes(), read_order(request.args, SORTS, BY_NAME)
+        matched, order = self._policies.count_tubes(), read_order(request.args, SORTS, BY_NAME)
         found.sort(key=lambda one: _rank(one, order.key, matched), reverse=order.is_descending)
         return render_template(
             "policies.html",
@@ -210,7 +209,7 @@ class PolicyPages:
             "policy.html",
             form=form,
             current=current,
-            row=_row(current, self._count_tubes().get(current.name, 0)) if current is not None else None,
+            row=_row(current, self._policies.count_tubes().get(current.name, 0)) if current is not None else None,
             is_editable=principal().is_admin and not (current is not None and current.is_from_file),
             task=task,
             effect=task.subject_as(Effect) if task is not None else None,
@@ -218,15 +217,6 @@ class PolicyPages:
             groups=GROUPS,
             texts=SETTING_TEXTS,
         )
-
-    def _count_tubes(self) -> dict[str, int]:
-        """Return the number of existing tubes by policy, for each policy that applies to any. May switch."""
-        policies, pace, counts = self._broker.policies, Pace(), dict[str, int]()
-        for name in list(self._broker.tubes):
-            for policy in policies.matching(name):
-                counts[policy] = counts.get(policy, 0) + 1
-            pace.yield_if_due()
-        return counts
 
     def _to_list(self, notice: str) -> Response:
         late = None if self._commit() else "1"

@@ -29,6 +29,7 @@ from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.framework.presets import pause_seconds
 from greenstalk_server.web.framework.rights import open_to
+from greenstalk_server.web.framework.shards import Shards
 from greenstalk_server.web.reads.tubes import count_tubes, find_tubes
 from greenstalk_server.web.store.saved_data import MAX_REASONS
 
@@ -50,7 +51,8 @@ class TubeRow:
 class TubeChangePages:
     """The pages of changes of many tubes."""
 
-    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks, changes: TubeChanges) -> None:
+    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks, changes: TubeChanges, shards: Shards) -> None:
+        self._shards: Shards = shards
         self._clock: Clock = clock
         self._broker: Broker = broker
         self._tasks: Tasks = tasks
@@ -82,12 +84,13 @@ class TubeChangePages:
             task=task,
             plan=plan,
             rows=rows,
+            promise=self._changes.promise(plan),
             max_reasons=MAX_REASONS,
             jobs=text.counted(plan.jobs, plan.change.jobs_noun),
-            others=text.counted(plan.matched - len(plan.tubes), "tube") if plan.matched > len(plan.tubes) else "",
+            others=text.counted(plan.matched - plan.affected, "tube") if plan.matched > plan.affected else "",
             summary=text.counted(len(rows), "tube")
-            if len(rows) == len(plan.tubes)
-            else f"{len(rows)} of {text.counted(len(plan.tubes), 'tube')}, those with the most jobs first",
+            if len(rows) == plan.affected
+            else f"{len(rows)} of {text.counted(plan.affected, 'tube')}, those with the most jobs first",
         )
 
     def find(self) -> Response:
@@ -97,10 +100,10 @@ class TubeChangePages:
         """
         if "pattern" in request.args:
             pattern = request.args["pattern"].strip()
-            matched = count_tubes(self._broker, read_pattern({"pattern": pattern}))
+            matched = count_tubes(self._broker, read_pattern({"pattern": pattern}), self._shards)
             return jsonify({"text": f"{text.counted(matched, 'tube')} {'matches' if matched == 1 else 'match'}"})
         query = request.args.get("q", "").strip()[:MAX_PATTERN_LENGTH]
-        return jsonify({"tubes": find_tubes(self._broker, query, MAX_SUGGESTED)[0] if query else []})
+        return jsonify({"tubes": find_tubes(self._broker, query, MAX_SUGGESTED, self._shards)[0] if query else []})
 
     @open_to(OPERATOR)
     def run(self) -> Response:
