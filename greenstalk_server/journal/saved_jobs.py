@@ -6,7 +6,7 @@ Pure, and safe for arbitrary input: see recovery.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs import job_history
@@ -15,6 +15,11 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import LARGE_BODY, PendingRecords
+
+HEAD: Final = "change"
+BEFORE: Final = "jobs-before"
+AFTER: Final = "jobs-after"
+"""Kinds of rows among the dashboard's data: a description of the change, and the jobs before and after it."""
 
 _NUMBER = 1
 """Number of the segment. Each one stands alone."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from greenstalk_server.core.tube_shards import shard_of_tube
+from greenstalk_server.journal.postgresql.dashboard import CREATE
 from tests.cluster.test_cluster import connect, put
 from tests.cluster.test_reshard import source
 from tests.support.cluster import Cluster
@@ -96,6 +97,19 @@ def test_failed_change_leaves_the_queue_as_it_was(database: Database) -> None:
         database.cluster.ask("DROP FUNCTION fails CASCADE")
     assert (done.returncode, done.stderr) == (10, "greenstalk-server: journal reshard: PostgreSQL: no room\n")
     assert database.lines(*database.journals()) == before
+
+
+def test_dashboard_keeps_its_data_but_that_for_undo(database: Database) -> None:
+    assert database.reshard(2).returncode == 0
+    database.cluster.ask(CREATE)
+    database.cluster.ask("""
+        INSERT INTO greenstalk_dashboard
+        SELECT id, kind, 1, convert_to(name, 'UTF8'), ''
+        FROM greenstalk_journal, unnest(ARRAY['change', 'test']) AS kind WHERE name LIKE 'test-dashboard-%'""")
+    assert database.reshard(1).returncode == 0
+    left = database.cluster.ask("""
+        SELECT kind, convert_from(name, 'UTF8') FROM greenstalk_dashboard WHERE kind IN ('change', 'test')""")
+    assert left == [("test", f"{database.name}/0")]
 
 
 def test_missing_queue_is_refused(cluster: Cluster, database: Database) -> None:

@@ -25,7 +25,15 @@ import msgspec
 from msgspec import Meta
 
 from greenstalk_server.core.jobs.job import SECOND, Job
-from greenstalk_server.journal.saved_jobs import EncodedJob, SavedJobs, SavedJobsWriter, read_saved_jobs
+from greenstalk_server.journal.saved_jobs import (
+    AFTER,
+    BEFORE,
+    HEAD,
+    EncodedJob,
+    SavedJobs,
+    SavedJobsWriter,
+    read_saved_jobs,
+)
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.framework import text
@@ -77,13 +85,6 @@ ERROR_TIME: Final = 60 * SECOND
 ChangeNumber = Annotated[
     int, Meta(ge=0, le=2**53, description="A change, for `/changes/{number}/undo`.", examples=[1764000000000])
 ]
-
-HEAD: Final = "change"
-BEFORE: Final = "jobs-before"
-AFTER: Final = "jobs-after"
-"""Kinds of rows. The number of a row is the number of its change. The name of a row of jobs is the position of the
-part, four bytes, big-endian.
-"""
 
 log = logging.getLogger(__name__)
 
@@ -583,6 +584,8 @@ def _place_of(change: SavedChange) -> int:
 
 
 _KINDS: Final = (BEFORE, AFTER)
+"""Kinds of rows of jobs. The number of a row is the number of its change. Its name is the position of the part, four
+bytes, big-endian."""
 
 
 def _kinds(change: SavedChange) -> tuple[str, ...]:

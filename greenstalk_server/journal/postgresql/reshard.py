@@ -23,6 +23,7 @@ from greenstalk_server.journal.postgresql.rows import INSERT, Rows
 from greenstalk_server.journal.postgresql.transfer import open_lease, read_journal
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.reshard import VERB, collect
+from greenstalk_server.journal.saved_jobs import AFTER, BEFORE, HEAD
 from greenstalk_server.journal.transfer import write_journal
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, StartError
 
@@ -40,6 +41,9 @@ _FREE: Final = """
     UPDATE greenstalk_journal SET name = %s, epoch = epoch + 1, holder = NULL, lease_until = 'epoch',
            is_handing_over = false
     WHERE id = %s"""
+
+_DELETE_DASHBOARD: Final = """
+    DELETE FROM greenstalk_dashboard WHERE journal = ANY(%s) OR journal = ANY(%s) AND kind = ANY(%s)"""
 
 _HAS_DASHBOARD: Final = "SELECT to_regclass('greenstalk_dashboard') IS NOT NULL"
 
@@ -91,7 +95,7 @@ class _Change:
             content = collect([(journal, self._read(shard)) for shard, journal in enumerate(queue.journals)])
             numbers = [journals[journal] for journal in queue.journals]
             connection.execute("DELETE FROM greenstalk_batch WHERE journal = ANY(%s)", (numbers,))
-            self._remove(connection, numbers[shards:])
+            self._remove(connection, numbers, numbers[shards:])
             base = 0 if shards == 1 else content.next_id
             for shard, entries in enumerate(content.divide(self._tube_shards)):
                 journal = journal_name(name, shards, shard)
@@ -136,11 +140,11 @@ class _Change:
         return recovery
 
     @staticmethod
-    def _remove(connection: psycopg.Connection[Row], numbers: Sequence[int]) -> None:
-        """Remove the journals *numbers*, whose jobs are on other shards, and the dashboard's data beside them."""
+    def _remove(connection: psycopg.Connection[Row], numbers: Sequence[int], gone: Sequence[int]) -> None:
+        """Remove the journals *gone* and the dashboard's data beside them; of all *numbers*, the data for undo."""
         if connection.execute(_HAS_DASHBOARD).fetchall() == [(True,)]:
-            connection.execute("DELETE FROM greenstalk_dashboard WHERE journal = ANY(%s)", (list(numbers),))
-        connection.execute("DELETE FROM greenstalk_journal WHERE id = ANY(%s)", (list(numbers),))
+            connection.execute(_DELETE_DASHBOARD, (list(gone), list(numbers), [HEAD, BEFORE, AFTER]))
+        connection.execute("DELETE FROM greenstalk_journal WHERE id = ANY(%s)", (list(gone),))
 
 
 class _Rows(Rows):
