@@ -174,5 +174,8 @@ def sorted_jobs(jobs: Iterable[Job], order: Order) -> list[Job]:
 
 def merged_keys(keys: Mapping[int, Sequence[SortKey]], order: Order) -> Iterator[tuple[Rank, int, int]]:
     """Yield the sort keys of several shards in *order*, each with its shard: rank, id, shard."""
-    several = [[(rank, id, shard) for rank, id in theirs] for shard, theirs in keys.items()]
-    return merge(*several, reverse=order.is_descending)
+
+    def of_shard(shard: int, theirs: Sequence[SortKey]) -> Iterator[tuple[Rank, int, int]]:
+        return ((rank, id, shard) for rank, id in theirs)  # lazy, since a caller takes a page
+
+    return merge(*[of_shard(shard, theirs) for shard, theirs in keys.items()], reverse=order.is_descending)

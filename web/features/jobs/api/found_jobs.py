@@ -6,7 +6,8 @@ the page are read on their shards, if they still match.
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterable
+from itertools import islice, takewhile
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -31,7 +32,7 @@ from greenstalk_server.web.features.jobs.jobs import Job, job_model, shows_body
 from greenstalk_server.web.framework.shards import Shards, encoded
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.jobs.bodies import never_wants_body
-from greenstalk_server.web.reads.jobs.job_orders import BY_ID, SortKey, merged_keys
+from greenstalk_server.web.reads.jobs.job_orders import BY_ID, Rank, SortKey, merged_keys
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import JobMatcher
 from greenstalk_server.web.reads.jobs.places import LookedUp, Places, look_up, moved_from
@@ -119,14 +120,12 @@ class FoundJobs:
         answers = self._shards.ask_each(KEYS, dict.fromkeys(self._shards.all, asked))
         until = min([one["until"] for one in answers.values() if one["until"] is not None], default=inf)
         keys = {shard: one["keys"] for shard, one in answers.items()}
-        merged = [(id, shard) for _, id, shard in merged_keys(keys, BY_ID) if id <= until]
-        places = dict(merged[:limit])
+        first = _first(takewhile(lambda key: key[1] <= until, merged_keys(keys, BY_ID)), limit + 1)
+        places = {id: shard for id, (_, shard) in islice(first.items(), limit)}
         page = self.page(places, shown, query)
         after_id = until
-        if page.looked_at < len(places):
-            after_id = list(places)[page.looked_at - 1] if page.looked_at else position.after_id or 0
-        elif len(merged) > limit:
-            after_id = merged[limit - 1][0]
+        if page.looked_at < len(first):
+            after_id = list(first)[page.looked_at - 1] if page.looked_at else position.after_id or 0
         following = None
         if after_id != inf:
             following = Position(query_digest=position.query_digest, after_id=int(after_id), after_key=None)
@@ -152,14 +151,13 @@ class FoundJobs:
         asked = {"q": str(query), "order": [order.key, order.is_descending], "after": after, "limit": limit}
         answers = self._shards.ask_each(SORTED_KEYS, dict.fromkeys(self._shards.all, asked))
         refuse_long(sum([one["most"] for one in answers.values()]))
-        merged = merged_keys({shard: one["keys"] for shard, one in answers.items()}, order)
-        keys = list(islice(merged, limit + 1))
-        page = self.page({id: shard for _, id, shard in keys[:limit]}, shown, query)
+        first = _first(merged_keys({shard: one["keys"] for shard, one in answers.items()}, order), limit + 1)
+        page = self.page({id: shard for id, (_, shard) in islice(first.items(), limit)}, shown, query)
         following = position
         if page.looked_at:
-            rank, id, _ = keys[page.looked_at - 1]
+            id, (rank, _) = list(first.items())[page.looked_at - 1]
             following = sorted_position(query, order, rank, id)
-        is_last = page.looked_at == len(keys)
+        is_last = page.looked_at == len(first)
         return page.jobs, None if is_last else following, self._warning(answers)
 
     def _sorted_keys_here(self, q: str, order: tuple[str, bool], after: Any, limit: int) -> dict[str, Any]:
@@ -178,6 +176,16 @@ class FoundJobs:
             shard = "shard" if len(missing) == 1 else "shards"
             warnings.append(f"The jobs of {shard} {', '.join(missing)} are missing: its process does not answer.")
         return " ".join(warnings)
+
+
+def _first(keys: Iterable[tuple[Rank, int, int]], limit: int) -> dict[int, tuple[Rank, int]]:
+    """Return the first *limit* jobs of merged *keys*: rank and shard by id. A job that moves may be there twice."""
+    first: dict[int, tuple[Rank, int]] = {}
+    for rank, id, shard in keys:
+        first.setdefault(id, (rank, shard))
+        if len(first) == limit:
+            break
+    return first
 
 
 def job_rows(limit: int, now: int, shown: Shown) -> JobPage[Job]:
