@@ -20,14 +20,15 @@ BARRIER_ROUNDS: Final = 2
 client takes two."""
 
 EACH: Final = -1
-"""Instead of the number of a process: the processes in turn."""
+ANY: Final = -2
+"""Instead of the number of a process: the processes in turn, or whichever accepts a connection first."""
 
 
 class ShardedServer(Server):
     """A server with several processes, and a control connection to each of them."""
 
     def __init__(self, kind: Kind, flags: Sequence[str], processes: int, front: int = EACH) -> None:
-        """*front*: shard of the process that accepts the connections of `connect`, or EACH."""
+        """*front*: shard of the process that accepts the connections of `connect`, or EACH or ANY."""
         self.front = front
         self._connected = 0
         self._processes: list[psutil.Process] = []
@@ -36,7 +37,7 @@ class ShardedServer(Server):
 
     def connect(self, timeout: float) -> Connection:
         """Return a new connection to the process that is due; while the server is paused, to any one."""
-        if self._is_paused:
+        if self._is_paused or self.front == ANY:
             return super().connect(timeout)
         if self.front != EACH:
             return self._connect_to(self.front, timeout)
@@ -122,7 +123,7 @@ class ShardedServer(Server):
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection, tuple[str, int]]:
         process, first, self.address = super()._start()
         first.close()
-        self._processes = sorted(psutil.Process(process.pid).children(), key=lambda child: child.pid)
+        self._processes = sorted(psutil.Process(process.pid).children(), key=_link_path)
         self._controls = [self._connect_to(shard, START_SECONDS) for shard in range(len(self._processes))]
         return process, self._controls[0], self.address
 
@@ -144,3 +145,8 @@ class ShardedServer(Server):
         finally:
             for process in processes:
                 process.resume()
+
+
+def _link_path(process: psutil.Process) -> str:
+    """Return the path of the link socket of *process*, which ends with the number of its shard."""
+    return next(each.laddr for each in process.net_connections("unix") if each.laddr)
