@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -27,7 +28,7 @@ from greenstalk_server.journal.postgresql.connection import (
 from greenstalk_server.journal.postgresql.follower import PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease, LeaseState
 from greenstalk_server.journal.postgresql.rows import MAX_ROW_SIZE
-from greenstalk_server.journal.postgresql.schema import SCHEMA_LOCK
+from greenstalk_server.journal.postgresql.schema import MIGRATE, SCHEMA_LOCK
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import write_out
 from tests.failover.test_process import CyclicQueue
@@ -137,6 +138,20 @@ def test_migration_waits_for_another_migration_until_the_lock_timeout(cluster: C
         with pytest.raises(LockTimeout):
             lease.open()
     lease.open()
+    lease.close()
+
+
+def test_servers_that_start_together_on_a_new_database_migrate_it_once(cluster: Cluster) -> None:
+    cluster.ask("CREATE DATABASE together")
+    url = cluster.url.replace("/greenstalk", "/together")
+    lease = LeaderLease(conninfo_of(url, "--journal"), "default", "second", TIMEOUT)
+    query = "SELECT FROM pg_stat_activity WHERE datname = 'together' AND wait_event_type = 'Lock'"
+    with psycopg.connect(url) as first, ThreadPoolExecutor() as pool:
+        first.execute(MIGRATE.encode())
+        second = pool.submit(lease.open)
+        wait_until(lambda: bool(cluster.ask(query)), lambda: "the second server does not wait")
+        first.commit()
+        second.result()
     lease.close()
 
 

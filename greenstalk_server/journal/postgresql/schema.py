@@ -49,15 +49,14 @@ MIGRATE: Final = f"""
     DECLARE done integer;
     BEGIN
         PERFORM pg_advisory_xact_lock({SCHEMA_LOCK});
-        IF to_regclass('greenstalk_schema') IS NULL THEN
-            CREATE TABLE greenstalk_schema (version integer NOT NULL);
-            INSERT INTO greenstalk_schema VALUES (0);
-        END IF;
+        CREATE TABLE IF NOT EXISTS greenstalk_schema (version integer NOT NULL);
+        INSERT INTO greenstalk_schema SELECT 0 WHERE NOT EXISTS (SELECT FROM greenstalk_schema);
         SELECT version INTO done FROM greenstalk_schema;
         {"".join([f"IF done < {version} THEN {script} END IF;" for version, script in enumerate(SCHEMA, 1)])}
         UPDATE greenstalk_schema SET version = {len(SCHEMA)} WHERE version < {len(SCHEMA)};
     END $migrate$"""  # noqa: S608  of constants
-"""One statement, so that a client that disappears cannot keep the advisory lock."""
+"""One statement, so that a client that disappears cannot keep the advisory lock. It does not ask to_regclass, which may
+not see a table that another session has made while this one waited for the lock."""
 
 SEGMENTS: Final = """
     WITH RECURSIVE found AS (
