@@ -306,7 +306,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     candidate.set_clock(steady_clock(run_in_thread(lease.time)))
     server, links, files = _front_server(options, resources, membership, listener, candidate.clock)
     lifetime.on_drain, lifetime.on_hold, lifetime.on_release = server.drain, server.hold, server.release
-    links.on_rival = lifetime.note_rival
+    links.on_rival, membership.on_forgotten = lifetime.note_rival, lifetime.note_forgotten
     server.start()
     membership.start()
     candidate.is_front, candidate.unreached = True, links.unreached

@@ -575,9 +575,18 @@ class ProcessLifetime:
         if leadership is not None and leadership.is_expired:
             self._abort(f"process {process} leads now")
 
+    def note_forgotten(self) -> NoReturn:
+        """Drop everything, since the other servers have counted this one as dead. Does not switch."""
+        log.error("the other servers have counted this one as dead, and have released its clients' jobs; dropping them")
+        self._end()
+
     def _abort(self, reason: str) -> NoReturn:
-        """Drop everything at once, since another server may lead: exit, or execute the program again."""
+        """Drop everything at once, since another server may lead."""
         log.error("lost leadership: %s; dropping all clients", reason)
+        self._end()
+
+    def _end(self) -> NoReturn:
+        """Exit, or execute the program again."""
         if self.is_exiting:
             log.error("journal: stopped with changes that are not committed; none of them was acknowledged")
             os._exit(EXIT_OK)

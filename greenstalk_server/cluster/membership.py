@@ -30,9 +30,6 @@ POLL_INTERVAL: Final = 0.2
 HEARTBEAT_INTERVAL: Final = 1.0
 """Seconds between two reports that this process lives."""
 
-FORGET_INTERVAL: Final = 30.0
-"""Seconds between two deletions of the rows of dead processes."""
-
 MAX_ENDED: Final = 1024
 """Processes of which it is noted that they have ended."""
 
@@ -48,6 +45,7 @@ class Membership:
     me          id of this process.
     snapshot    the last answer of the database.
     on_change   called in the event loop when an owner or an address has changed.
+    on_forgotten    called when the others have counted this process as dead: its clients have lost their jobs.
     leads       whether this process leads its shard.
     """
 
@@ -56,6 +54,7 @@ class Membership:
         self.queue: Queue
         self.snapshot: Snapshot
         self.on_change: Callable[[], None] = _ignore
+        self.on_forgotten: Callable[[], None] = _ignore
         self.leads: bool = False
         self._members: Members = members
         self._shard: int | None = None
@@ -67,7 +66,6 @@ class Membership:
         self._reported_at: float = 0.0
         self._began: float = time.monotonic()
         self._is_settled: bool = False
-        self._forgot_at: float = time.monotonic()
         self._service: Service = Service("membership", self._run)
 
     def open(self, is_stopping: Callable[[], bool]) -> bool:
@@ -201,23 +199,30 @@ class Membership:
                 if time.monotonic() > self._reported_at + HEARTBEAT_INTERVAL:
                     self._report()
                 self._note(run_in_thread(self._members.read))
-                if time.monotonic() > self._forgot_at + FORGET_INTERVAL:
-                    self._forgot_at = time.monotonic()
-                    run_in_thread(self._members.forget_dead)
+                self._forget_silent()
                 is_failing = False
             except OSError as error:
                 if not is_failing:
                     log.error("cannot read who leads the shards: %s; retrying until the database answers", error)  # noqa: TRY400
                 is_failing = True
                 self._silent_since.clear()  # the others could not report either
-                self._forgot_at = time.monotonic()
             gevent.sleep(MIN_READ_INTERVAL)
             self._wake.wait(POLL_INTERVAL - MIN_READ_INTERVAL)
             self._wake.clear()
 
     def _report(self) -> None:
         self._reported_at = time.monotonic()
-        run_in_thread(self._members.report, self._shard, self.leads)
+        if not run_in_thread(self._members.report, self._shard, self.leads):
+            self.on_forgotten()
+
+    def _forget_silent(self) -> None:
+        """Delete the rows of the processes that have been silent for PROCESS_TIMEOUT since this one noticed it.
+
+        Their clients lose their jobs only then, and they find out before they are members again. Switches.
+        """
+        before = time.monotonic() - PROCESS_TIMEOUT
+        if silent := [id for id, since in self._silent_since.items() if since < before]:
+            run_in_thread(self._members.forget, silent)
 
     def _note(self, snapshot: Snapshot) -> None:
         """Replace the snapshot, and call `on_change` if an owner or an address has changed."""
@@ -228,11 +233,7 @@ class Membership:
         self._free_since = {number: self._free_since.get(number, now) for number in free}
         silent = [each.id for each in snapshot.processes if not each.is_alive]
         self._silent_since = {id: self._silent_since.get(id, now) for id in silent}
-        addresses = {
-            each.id: each.address
-            for each in snapshot.processes
-            if now - self._silent_since.get(each.id, now) < PROCESS_TIMEOUT
-        }
+        addresses = {each.id: each.address for each in snapshot.processes}
         is_changed = before != [each.holder for each in snapshot.shards] or addresses != self._addresses
         for id in self._addresses.keys() - addresses.keys():
             self._ended[id] = None
@@ -248,4 +249,4 @@ class Membership:
 
 
 def _ignore() -> None:
-    """Stand in for `Membership.on_change`."""
+    """Stand in for `Membership.on_change` and `on_forgotten`."""

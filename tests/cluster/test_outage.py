@@ -11,6 +11,8 @@ from typing import Final, Self
 import pytest
 
 from greenstalk_server.core.tube_shards import shard_of_tube
+from greenstalk_server.journal.postgresql.lease import LeaderLease
+from greenstalk_server.journal.postgresql.members import Members
 from tests.cluster.test_cluster import connect, name_of, put
 from tests.support.cluster import Cluster
 from tests.support.load import Gone
@@ -123,6 +125,36 @@ def test_owner_that_alone_loses_the_database_is_replaced_and_its_clients_close(q
         assert time.monotonic() - began < OUTAGE_WAIT / 2
         assert other.stats(b"stats-job %d" % id)[b"state"] == b"ready"
     assert queue.owner(0) is standby
+
+
+def test_server_that_was_counted_as_dead_closes_its_clients(queue: Queue) -> None:
+    standby = queue.standby()
+    with connect(standby) as client:
+        queue.database.ask(f"DELETE FROM greenstalk_process WHERE name = '{name_of(standby)}'")  # noqa: S608
+        with pytest.raises((OSError, Gone)):
+            client.read_line()
+    wait_until(standby.listens, lambda: standby.log)
+    assert "the other servers have counted this one as dead" in standby.log
+
+
+def test_process_is_counted_as_dead_only_without_a_heartbeat(database: Cluster) -> None:
+    leases = [LeaderLease(database.url, "heartbeats/0", name, LEASE) for name in ("one", "other")]
+    members = [Members(lease, "heartbeats", 2, machine="m", address=lease.name) for lease in leases]
+    for each in members:
+        each.open()
+        assert each.report(None)
+    one, other = members
+    [_, silent] = [each.id for each in one.read().processes]
+    one.forget([silent])
+    assert other.report(None)
+    database.ask("UPDATE greenstalk_process SET seen = seen - interval '11 s' WHERE name = 'other'")
+    one.forget([silent])
+    assert not other.report(None)
+    assert [each.name for each in one.read().processes] == ["one"]
+    for each in members:
+        each.connection.close()
+    for lease in leases:
+        lease.close()
 
 
 def test_server_that_reaches_no_owner_of_a_shard_is_not_ready(cluster: Cluster, tmp_path: Path) -> None:

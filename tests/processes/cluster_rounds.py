@@ -41,6 +41,9 @@ LONG_CUT: Final = (11.0, 14.0)
 """Seconds; a link is closed after a silence of 10 s."""
 
 DATABASE_CUT: Final = (0.5, 8.0)
+LONG_DATABASE_CUT: Final = (22.0, 26.0)
+"""Seconds; after 20 s the others count a server as dead."""
+
 SLOW_SECONDS: Final = (1.0, 4.0)
 DELAYS: Final = (0.0, 0.1)
 
@@ -202,6 +205,7 @@ class ClusterRounds(Rounds):
             "cut between two servers": (self._cut, LONG_CUT),
             "cut between an owner and the database": (self._cut_owner, DATABASE_CUT),
             "cut between a standby and the database": (self._cut_standby, DATABASE_CUT),
+            "long cut between a standby and the database": (self._isolate_standby, LONG_DATABASE_CUT),
             "slow network": (self._slow, SLOW_SECONDS),
         }
         for name, (fault, seconds) in servers.database.faults.items():
@@ -323,6 +327,13 @@ class ClusterRounds(Rounds):
     def _cut_standby(self) -> Iterator[None]:
         """Cut a standby from the database, which its clients do not notice."""
         with self._cut_ways(self._standby.name, DATABASE):
+            yield
+
+    @contextmanager
+    def _isolate_standby(self) -> Iterator[None]:
+        """Cut a standby from the database until the others count it as dead, so that its connections close."""
+        self._ends[pid_of(self._standby)] = time.monotonic()
+        with self._cut_standby():
             yield
 
     @contextmanager

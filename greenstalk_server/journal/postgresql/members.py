@@ -30,9 +30,6 @@ TIMEOUT: Final = 5.0
 PROCESS_TIMEOUT: Final = 10.0
 """Seconds without a heartbeat after which a process counts as dead."""
 
-FORGET_AFTER: Final = 60.0
-"""Seconds without a heartbeat after which the row of a process is deleted."""
-
 SECRET_BYTES: Final = 32
 
 TABLES_LOCK: Final = 0x677265656F
@@ -70,8 +67,13 @@ _REPORT: Final = """
     ON CONFLICT (id) DO UPDATE SET seen = clock_timestamp(), shard = excluded.shard,
         wanted = nullif(greenstalk_process.wanted, %s)"""
 
+_RENEW: Final = """
+    UPDATE greenstalk_process SET seen = clock_timestamp(), shard = %s, wanted = nullif(wanted, %s) WHERE id = %s
+    RETURNING id"""
+
 _FORGET: Final = """
-    DELETE FROM greenstalk_process WHERE queue = %s AND seen < clock_timestamp() - make_interval(secs => %s)"""
+    DELETE FROM greenstalk_process WHERE queue = %s AND id = ANY(%s::uuid[])
+    AND seen < clock_timestamp() - make_interval(secs => %s)"""
 
 _FORGET_FORMER: Final = """
     DELETE FROM greenstalk_process WHERE queue = %s AND (name = %s AND machine = %s AND id <> %s OR id = %s::uuid)"""
@@ -195,6 +197,7 @@ class Members:
         self._pins: str = ",".join(map(str, pins))
         self._journals: list[str] = []
         self._facts: tuple[str, str, str] = machine, address, version
+        self._has_row: bool = False
 
     def open(self) -> Queue:
         """Create the tables, and the queue with its journals, if they are missing; return the queue.
@@ -253,10 +256,18 @@ class Members:
         """Make *shard* the one that the lease of this process is about."""
         self._lease.assign(queue.journals[shard], IdSequence(queue.base, queue.shards, shard))
 
-    def report(self, shard: int | None, leads: bool = False) -> None:
-        """Report that this process lives, and *leads* or follows *shard*. If it leads, nobody has to want it."""
+    def report(self, shard: int | None, leads: bool = False) -> bool:
+        """Report that this process lives, and *leads* or follows *shard*. If it leads, nobody has to want it.
+
+        Return False if another process has counted this one as dead, and has deleted its row.
+        """
+        led = shard if leads else None
+        if self._has_row:
+            return bool(self.connection.run(_RENEW, (shard, led, self._lease.holder_id)))
         facts = (self._lease.holder_id, self._name, self._lease.name, *self._facts)
-        self.connection.run(_REPORT, (*facts, shard, shard if leads else None))
+        self.connection.run(_REPORT, (*facts, shard, led))
+        self._has_row = True
+        return True
 
     def read(self) -> Snapshot:
         """Return the shards and processes of the queue."""
@@ -266,9 +277,9 @@ class Members:
         processes = self.connection.run(_PROCESSES, (PROCESS_TIMEOUT, self._name))
         return Snapshot(tuple([ShardState(*row) for row in shards]), tuple([Process(*row) for row in processes]))
 
-    def forget_dead(self) -> None:
-        """Delete the rows of processes without a heartbeat for FORGET_AFTER."""
-        self.connection.run(_FORGET, (self._name, FORGET_AFTER))
+    def forget(self, processes: Sequence[str]) -> None:
+        """Delete the rows of *processes* that are without a heartbeat for PROCESS_TIMEOUT: their leases as fronts."""
+        self.connection.run(_FORGET, (self._name, list(processes), PROCESS_TIMEOUT))
 
     def forget_former(self) -> None:
         """Delete the row of the former start of this process, which had its name, or has executed its program again."""
