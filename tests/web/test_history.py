@@ -6,7 +6,7 @@ import gc
 import sys
 import types
 import weakref
-from math import isnan
+from math import isnan, nan
 
 import gevent
 import pytest
@@ -16,7 +16,7 @@ from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.operations import connecting, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.core.tubes.durations import RELATIVE_ERROR
 from greenstalk_server.web.features.history.archive import Archive
-from greenstalk_server.web.features.history.figures import shifted
+from greenstalk_server.web.features.history.figures import added, shifted
 from greenstalk_server.web.features.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.features.history.rings import (
     DAY,
@@ -362,6 +362,13 @@ def test_sampler_runs_and_ends_with_its_history() -> None:
     del history, queue
     gc.collect()
     assert kept() is None
+
+
+def test_points_of_processes_add_up_from_their_end() -> None:
+    assert added([1, 2], [10, 20]) == [11, 22]
+    assert added([1, 2, 3], [10, 20]) == added([10, 20], [1, 2, 3]) == [1, 12, 23]
+    assert added([1], []) == added([], [1]) == [1]
+    assert str(added([nan, nan, 1], [nan, 5, nan])) == "[nan, 5, 1]"
 
 
 def test_points_of_another_process_are_aligned_by_their_end() -> None:

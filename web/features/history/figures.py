@@ -133,12 +133,18 @@ class WholeFigures:
 
 
 def added(some: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return the sums of the points of two series of the same times; NaN if both are unknown."""
-    if not some or not others:
-        return list(some or others)
+    """Return the sums of the points of two series that end at the same time; NaN if both are unknown.
+
+    One series may begin before the other.
+    """
+    longer, shorter = (some, others) if len(some) >= len(others) else (others, some)
+    missing = len(longer) - len(shorter)
     return [
-        nan if isnan(one) and isnan(other) else (0 if isnan(one) else one) + (0 if isnan(other) else other)
-        for one, other in zip(some, others, strict=True)
+        *longer[:missing],
+        *[
+            nan if isnan(one) and isnan(other) else (0 if isnan(one) else one) + (0 if isnan(other) else other)
+            for one, other in zip(longer[missing:], shorter, strict=True)
+        ],
     ]
 
 
