@@ -257,7 +257,7 @@ class ServedClient(Handler):
         if self._held or self._link.is_full:
             self._link.note_stalled(self)
             return b""
-        promised = self._journal.promised
+        promised = self._journal.promised if self._committer is not None else 0
         if session.is_woken or session.has_more:
             out = session.resume(now, limit)
         elif (self._input or self._told) and (self.is_serving or not self._link.is_resigning):

@@ -644,7 +644,8 @@ class FrontSession(RestrictedSession):
 
     def _holds_only(self, shard: int) -> bool:
         """Whether the client holds no job of a shard other than *shard*."""
-        return not (self.client.reserved or self._holding) or (not self.client.reserved and self._holding == {shard})
+        holding = self._holding
+        return not self.client.reserved and (not holding or (len(holding) == 1 and shard in holding))
 
     def best_remote_head(self) -> tuple[Head, int]:
         """Return the best known head of the watched tubes of other shards, and its shard; NO_SHARD if there is none."""

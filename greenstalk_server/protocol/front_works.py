@@ -72,6 +72,11 @@ MAX_CHASES: Final = 8
 """Shards that are asked for a job that moves between them."""
 
 
+def _may_have_moved(reply: bytes, commands: list[bytes]) -> bool:
+    """Whether *reply*, to *commands*, may say of one of them that its job has moved. `in` takes 2,000 instructions."""
+    return reply.startswith(replies.MOVED) if len(commands) == 1 else replies.MOVED in reply
+
+
 class Run(Work):
     """Commands for one shard.
 
@@ -159,8 +164,9 @@ class Run(Work):
     def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return all replies, or repeat the command about a job that has moved."""
         reply = self._reply
-        if self._commands is not None and (self._is_chasing or replies.MOVED in reply):
-            return self._chase(session, self._commands, now)
+        commands = self._commands
+        if commands is not None and (self._is_chasing or _may_have_moved(reply, commands)):
+            return self._chase(session, commands, now)
         return reply if self._note is None else self._note(reply)
 
     def _chase(self, session: FrontSession, commands: list[bytes], now: int) -> bytes | None:
