@@ -85,6 +85,9 @@ WARNING_FRACTION: Final = 0.25
 HUNG_AFTER: Final = 60.0
 """Seconds without an iteration of the event loop after which the lease is no longer renewed."""
 
+STOPPED: Final = "this process was stopped for longer than its lease"
+"""Reason for a lease that has ended without a failed renewal."""
+
 MIN_IDLE_TUBES: Final = 10_000
 """Tubes without jobs that a standby keeps before it drops any."""
 
@@ -168,7 +171,7 @@ class Leadership:
         """Return why leadership was lost; empty if it was not. Without a call for HUNG_AFTER seconds, renewals stop."""
         self._checked_at = time.monotonic()
         if not self.lost and boot_time() > self._expires_at + self.patience:
-            self.lost = self.renewal_error or "this process was stopped for longer than its lease"
+            self.lost = self.renewal_error or STOPPED
         return self.lost
 
     def stop(self) -> None:
@@ -562,7 +565,8 @@ class ProcessLifetime:
         """Hold the commands of clients because the lease has ended, or serve them since it is renewed."""
         self._is_holding = not self._is_holding
         if self._is_holding:
-            log.error("the lease is over: %s; commands wait until it is renewed", leadership.renewal_error)
+            reason = leadership.renewal_error or STOPPED
+            log.error("the lease is over: %s; commands wait until it is renewed", reason)
         else:
             log.info("the lease is renewed, and no other server has led; commands are served")
         act = self.on_hold if self._is_holding else self.on_release
