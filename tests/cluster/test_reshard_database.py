@@ -108,7 +108,8 @@ def test_dashboard_keeps_its_data_but_that_for_undo(database: Database) -> None:
         FROM greenstalk_journal, unnest(ARRAY['change', 'test']) AS kind WHERE name LIKE 'test-dashboard-%'""")
     assert database.reshard(1).returncode == 0
     left = database.cluster.ask("""
-        SELECT kind, convert_from(name, 'UTF8') FROM greenstalk_dashboard WHERE kind IN ('change', 'test')""")
+        SELECT kind, convert_from(name, 'UTF8') FROM greenstalk_dashboard
+        WHERE kind IN ('change', 'test') AND name LIKE 'test-dashboard-%'""")
     assert left == [("test", f"{database.name}/0")]
 
 
