@@ -7,7 +7,8 @@ jobs. A second Ctrl-C ends the command immediately. Use it in the main thread on
 from __future__ import annotations
 
 import signal
-from threading import Event
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -18,7 +19,9 @@ class Interrupt:
     """True once Ctrl-C or SIGTERM has asked the command to end."""
 
     def __init__(self) -> None:
-        self._event = Event()
+        self._is_set = False
+        # An Event would deadlock if the signal arrived while `wait` holds the lock of the event.
+        self._signals: SimpleQueue[int] = SimpleQueue()
         self._saved_handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> Self:
@@ -33,11 +36,14 @@ class Interrupt:
             signal.signal(number, handler)
 
     def __bool__(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
     def wait(self, seconds: float) -> bool:
         """Sleep for *seconds*; return True immediately when a signal arrives."""
-        return self._event.wait(seconds)
+        if not self._is_set:
+            with suppress(Empty):
+                self._signals.get(timeout=max(0.0, seconds))
+        return self._is_set
 
     def check(self, message: str) -> None:
         """Raise Interrupted with *message* if a signal has arrived."""
@@ -45,6 +51,7 @@ class Interrupt:
             raise Interrupted(message)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._event.is_set() and number == signal.SIGINT:
+        if self._is_set and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._event.set()
+        self._is_set = True
+        self._signals.put(number)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -321,3 +322,24 @@ def test_address_is_parsed(written: str, expected: Address) -> None:
 def test_invalid_address_is_rejected(written: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         parse(written)
+
+
+SIGNAL_DURING_A_WAIT = """
+import os, signal, threading, time
+from greenstalkctl.interrupt import Interrupt
+
+def send() -> None:
+    time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+for _ in range(100):
+    with Interrupt() as interrupt:
+        threading.Thread(target=send).start()
+        while not interrupt.wait(0):
+            pass
+"""
+
+
+def test_signal_at_any_moment_of_a_wait_ends_it() -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNAL_DURING_A_WAIT], cwd=REPOSITORY, check=False, timeout=TIMEOUT)
+    assert done.returncode == 0
