@@ -225,7 +225,10 @@ def memory_path() -> Iterator[Path]:
 def test_records_of_a_long_kick_are_committed_between_its_slices(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All records of the kick would take ten times MAX_UNCOMMITTED bytes. On a slow disk, more wait for a commit."""
+    """All records of the kick would take ten times MAX_UNCOMMITTED bytes. On a slow disk, more wait for a commit.
+
+    So do more if the thread that commits gets little CPU, as on a busy machine.
+    """
     files, now = Directory(str(memory_path)), steady_clock()()
     journal = JournalWriter(files, 2**25, SECOND, os.urandom)
     broker = Broker(FACTS, journal)
@@ -249,7 +252,7 @@ def test_records_of_a_long_kick_are_committed_between_its_slices(
     pair.send(b"kick %d\r\n" % count)
     wait_until(lambda: is_readable(pair.peer))
     assert pair.peer.recv(100) == b"KICKED %d\r\n" % count
-    assert len(pending) > count // SLICE and max(pending) < 2 * MAX_UNCOMMITTED
+    assert len(pending) > count // SLICE and max(pending) < 5 * MAX_UNCOMMITTED
     assert any(later < earlier for earlier, later in pairwise(pending))
     pair.hang_up()
     committer.stop()
