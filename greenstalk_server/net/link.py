@@ -2,7 +2,7 @@
 
 On a link, this process is the front of its own clients: a `Wire` carries the commands of one of them to the other
 process. And it is the owner of its shard: a `ServedClient` is a client of the other process, served by a session like
-that of a connection. Frames of a batch are sent together, after the journal's records of the batch are written.
+that of a connection. Frames of up to four batches are sent together, after the journal's records are written.
 
 Bounds: a front sends a client's next run of commands when it has all replies to the one before. Each side sends at most
 `WINDOW` bytes of channels that the other has not taken. A ServedClient is not served while more than `MAX_UNSENT` bytes

@@ -274,7 +274,7 @@ class Links:
         return session
 
     def note_output(self, link: Link) -> None:
-        """Call `flush` of *link* at the end of the batch; outside of a batch, in the next iteration of the loop."""
+        """Call `flush` of *link* after this batch or a few more; outside of a batch, in the loop's next iteration."""
         if not self._dirty:
             self._note_output()
         self._dirty[link] = None
