@@ -150,13 +150,26 @@ def test_longest_gap_between_two_puts() -> None:
     assert made.longest_gap(14.2, 14.5) == 1
 
 
-@pytest.mark.parametrize(("count", "unanswered", "is_possible"), [(1, 0, True), (2, 0, False), (2, 1, True)])
-def test_count_of_reservations_is_that_of_deliveries(count: int, unanswered: int, is_possible: bool) -> None:
+@pytest.mark.parametrize(
+    ("count", "unanswered", "is_possible"),
+    [
+        (1, [], True),
+        (2, [], False),
+        (2, [(29, [b"tube", b"other"])], True),
+        (2, [(29, [b"other"])], False),
+        (2, [(31, [b"tube"])], False),
+        (3, [(29, [b"tube"])], False),
+    ],
+)
+def test_count_of_reservations_is_that_of_deliveries(
+    count: int, unanswered: list[tuple[float, list[bytes]]], is_possible: bool
+) -> None:
     made = history(PUT_A, *FOUND)
+    made.tubes[b"a"] = b"tube"
     made.counts.append((b"a", count, 30))
-    made.unanswered = unanswered
+    made.unanswered += unanswered
     if is_possible:
         made.check()
     else:
-        with pytest.raises(AssertionError, match="2 reservations of b'a' are counted, and 1 were seen"):
+        with pytest.raises(AssertionError, match=rf"{count} reservations of b'a' are counted, and 1 were seen"):
             made.check()

@@ -100,24 +100,24 @@ class Sent:
     """A command, and the handler of its reply: a line, and the jobs in it. The handler returns whether it is correct.
 
     shards  those that may or may not have carried it out when they die; empty if the front sends it again.
+    tubes   those from which it reserves a job.
     """
 
     request: bytes
     answered: Callable[[bytes, list[Job]], bool]
     shards: frozenset[int] = frozenset()
+    tubes: frozenset[bytes] = frozenset()
 
 
 @dataclass(slots=True)
 class Record:
     """The observations of all clients.
 
-    tubes   the tube of each job, by its token.
     sizes   the size of each body, by token.
     """
 
     history: History = field(default_factory=lambda: History(SHARDS))
     cuts: list[Cut] = field(default_factory=list)
-    tubes: dict[bytes, bytes] = field(default_factory=dict)
     sizes: dict[bytes, int] = field(default_factory=dict)
     replies: int = 0
 
@@ -188,6 +188,7 @@ class _Client(threading.Thread):
                 self._history.wrong.append(f"{self._who} has no reply to {self._outstanding[:1]}")
                 self._end_life(self._heard_at)
         except (Gone, OSError):
+            self._history.unanswered += [(self._sent_at, sent.tubes) for sent in self._outstanding if sent.tubes]
             if self.front:
                 self.note_cut()
             self._end_life(self._heard_at)
@@ -198,7 +199,6 @@ class _Client(threading.Thread):
         shards = frozenset().union(*[sent.shards for sent in self._outstanding])
         what = b" ".join([sent.request[:30] for sent in self._outstanding]).decode(errors="replace")
         since = self._sent_at if self._outstanding else inf
-        self._history.unanswered += sum([sent.request.startswith(b"reserve") for sent in self._outstanding])
         self._record.cuts.append(Cut(self._who, self.front, since, time.monotonic(), shards, what))
 
     def _end_life(self, since: float) -> None:
@@ -245,7 +245,7 @@ class _Client(threading.Thread):
     def put(self, tube: bytes, size: int = 0, delay: int = 0, ttr: int = TTR) -> list[Sent]:
         self._count += 1
         token = f"{self._seed}/{self.name}/{self._count}".encode()
-        self._record.tubes[token], self._record.sizes[token] = tube, size
+        self._history.tubes[token], self._record.sizes[token] = tube, size
         step = self._begin(PUT, token)
 
         def answered(line: bytes, _: list[Job]) -> bool:
@@ -275,10 +275,10 @@ class _Client(threading.Thread):
                 self._history.deliver(Step(self._who, RESERVE, token, begun), id)
                 self.held.append((id, token))
             return (bool(jobs) or line == nothing) and all(
-                self._record.tubes.get(token) in watched for _, token in jobs
+                self._history.tubes.get(token) in watched for _, token in jobs
             )
 
-        return Sent(request, answered)
+        return Sent(request, answered, tubes=watched)
 
     def settle(self, kind: str, job: Job, request: bytes, expected: bytes, is_repeated: bool = False) -> Sent:
         """Return *request* about *job*. NOT_FOUND is checked later: another client may have deleted a ready job."""
@@ -398,7 +398,7 @@ class Worker(_Client):
         """Kick *job*, or jobs of its tube; another client may have kicked it."""
         if self._random.random() < 0.5:
             return [self.settle(KICK, job, b"kick-job %d\r\n" % job[0], b"KICKED")]
-        tube = self._record.tubes[job[1]]
+        tube = self._history.tubes[job[1]]
         return [
             Sent(b"use %b\r\n" % tube, lambda line, _: line == b"USING " + tube),
             Sent(b"kick 2\r\n", lambda line, _: line.startswith(b"KICKED "), frozenset([job[0] % SHARDS])),

@@ -315,7 +315,7 @@ class Rounds:
         with Connection(self._server.port) as connection:
             for number, tube in enumerate(WAIT_TUBES):
                 token = f"{self._seed}-{len(self.reports) + 1}/feed/{number}".encode()
-                self._record.tubes[token], self._record.sizes[token] = tube, 0
+                history.tubes[token], self._record.sizes[token] = tube, 0
                 step = history.add(Step("feed", PUT, token, time.monotonic()))
                 line = connection.ask(b"put-in-tube %b 0 0 %d %d\r\n%b:" % (tube, TTR, len(token) + 1, token))
                 step.ended, step.is_done = time.monotonic(), True

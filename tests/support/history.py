@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -65,8 +66,10 @@ class History:
     keeps_reservations  a disturbance ends no reservation of a client whose connection stays open.
     most_held   maximum of jobs that clients have held at once, by concurrency key.
     duplicates  puts that have added nothing.
+    tubes       the tube of each job, by token.
     counts      the number of reservations that the server has counted of a job, and when: token, count, monotonic time.
-    unanswered  reserves without a reply, which may have been counted.
+    unanswered  reserves of clients that lost or closed their connection before the reply: when each was sent, and from
+                which tubes. The server may have counted one for each.
     """
 
     def __init__(self, shards: int = 1) -> None:
@@ -80,7 +83,8 @@ class History:
         self.most_held: Counter[bytes] = Counter()
         self.duplicates: int = 0
         self.counts: list[tuple[bytes, int, float]] = []
-        self.unanswered: int = 0
+        self.tubes: dict[bytes, bytes] = {}
+        self.unanswered: list[tuple[float, Collection[bytes]]] = []
         self._held: Counter[tuple[bytes, bytes]] = Counter()  # by server and concurrency key
         self._asked: set[bytes] = set()  # tokens whose delete was sent
         self._steps: list[Step] = []
@@ -204,7 +208,8 @@ class History:
             self._check_job(token, steps, hang_ups)
         for token, count, at in self.counts:
             delivered = sum([delivery.begun <= at for delivery in _deliveries(by_token[token])])
-            if count > delivered + self.unanswered:
+            unseen = sum([begun <= at and self.tubes.get(token) in tubes for begun, tubes in self.unanswered])
+            if count > delivered + unseen:
                 self.wrong.append(f"{count} reservations of {token!r} are counted, and {delivered} were seen")
         for token, (_, members) in self.groups.items():
             for delivery in _deliveries(by_token[token]):
