@@ -287,7 +287,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     links: Links | None = None
 
     def make_queue(rows: Rows, clock: Clock) -> _SharedQueue:
-        return _SharedQueue(options, resources.dashboard_factory, policy_file, lease, rows, clock, links)
+        return _SharedQueue(options, resources.dashboard_factory, policy_file, lease, rows, clock, links, membership)
 
     candidate = leadership.Candidate(
         lease, make_queue, options.strict_recovery, membership, options.outage_wait_ns / SECOND
@@ -522,6 +522,7 @@ class _SharedQueue:
         rows: Rows,
         clock: Clock,
         links: Links | None = None,
+        membership: Membership | None = None,
     ) -> None:
         """Create an empty broker with its journal in *rows*."""
         from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter  # noqa: PLC0415  optional dependency
@@ -537,6 +538,7 @@ class _SharedQueue:
         self._factory: DashboardFactory | None = factory
         self._clock: Clock = clock
         self._links: Links | None = links
+        self._membership: Membership | None = membership
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
         """Create the dashboard if there is none. This takes up to 0.3 s, which would delay a takeover."""
@@ -545,7 +547,7 @@ class _SharedQueue:
 
             self._dashboard_rows = rows = DashboardRows(self._lease)
             self.dashboard = self._factory.start_dashboard(
-                self.broker, self._clock, self.committer, status, rows, self._links
+                self.broker, self._clock, self.committer, status, rows, self._links, self._membership
             )
 
     def discard(self) -> None:

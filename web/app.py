@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flask import Flask, request
 from jinja2 import StrictUndefined
@@ -84,8 +84,10 @@ from greenstalk_server.web.features.saved_searches.saved_searches import SavedSe
 from greenstalk_server.web.features.search.pages import SearchPages
 from greenstalk_server.web.features.search.search import Searches
 from greenstalk_server.web.features.search.suggestions import Suggestions
+from greenstalk_server.web.features.servers.api import cluster as cluster_api
 from greenstalk_server.web.features.servers.api import server as server_api
 from greenstalk_server.web.features.servers.api import servers as servers_api
+from greenstalk_server.web.features.servers.cluster import Cluster
 from greenstalk_server.web.features.servers.pages import ServerPages
 from greenstalk_server.web.features.servers.processes import Processes
 from greenstalk_server.web.features.servers.servers import Servers, sees_servers
@@ -129,6 +131,9 @@ from greenstalk_server.web.store.rows import Rows
 from greenstalk_server.web.store.saved_data import SavedData
 from greenstalk_server.web.store.sqlite import SqliteRows
 from greenstalk_server.web.store.store import Store
+
+if TYPE_CHECKING:
+    from greenstalk_server.cluster.membership import Membership
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
 
@@ -206,6 +211,7 @@ def create_dashboard(
     role: Callable[[], ClusterStatus] | None = None,
     rows: Rows | None = None,
     links: Links | None = None,
+    membership: Membership | None = None,
 ) -> Dashboard:
     """Return the dashboard of *broker*, not started. Its app holds the dashboard as `extensions["dashboard"]`.
 
@@ -216,6 +222,7 @@ def create_dashboard(
                     file in the directory of *options*, or for memory if *options* name no directory.
     links           connect this process to those of the other shards; None if there are none.
     role            returns the role of a server that shares its journal with other servers; None without such servers.
+    membership      knows the servers of a queue with shards in a database; None for any other queue.
     """
     options = options or WebOptions()
     commit = commit if commit is not None else _nothing_to_commit
@@ -275,6 +282,7 @@ def create_dashboard(
     shards.answer(COUNT, partial(count_tubes_here, broker, shards=shards))
     processes = Processes(broker, clock, shards)
     servers = Servers(clock, attention, options.peers, role, figures, processes)
+    cluster = Cluster(membership, audit)
     saved_changes = SavedChanges(
         rows if rows is not None else SqliteRows(options.directory, FILE_NAME),
         clock,
@@ -345,7 +353,7 @@ def create_dashboard(
     AlertPages(alerts, alert_changes, attention_model, clock).init_app(app, live)
     AttentionPages(attention_model, acknowledging, tube_errors.worst_by_tube, clock).init_app(app, live)
     forwarding.badges = register_badges(app, live, attention_model, broker, shards)
-    ServerPages(servers).init_app(app, live)
+    ServerPages(servers, cluster).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts, shards).init_app(app)
     tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved, shards)
     endpoints = Api(broker, commit, _security(options))
@@ -368,6 +376,7 @@ def create_dashboard(
         server_api.ServerEndpoints(broker, clock, tubes, live, figures, shares_journal=role is not None),
         audit_api.AuditEndpoints(audit),
         servers_api.ServersEndpoints(servers),
+        cluster_api.ClusterEndpoints(cluster),
     ):
         endpoints.add(group)
     endpoints.init_app(app)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flask import Flask
 
@@ -26,6 +26,9 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard, create_standby_app
 from greenstalk_server.web.options import Provider
 from greenstalk_server.web.store.rows import Rows
+
+if TYPE_CHECKING:
+    from greenstalk_server.cluster.membership import Membership
 
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds that a change made on the dashboard waits for the disk, before the response says that it is not durable."""
@@ -102,17 +105,21 @@ class DashboardFactory:
         role: Callable[[], ClusterStatus] | None = None,
         rows: Rows | None = None,
         links: Links | None = None,
+        membership: Membership | None = None,
     ) -> Dashboard:
         """Return a started dashboard of *broker*. *committer* commits its journal; None without a journal.
 
-        *links* connect this process to those of the other shards; None if there are none.
+        *links* connect this process to those of the other shards; None if there are none. *membership* is that of a
+        queue with shards in a database; None for any other.
 
         *rows* keep the data of the dashboard if they are not None. Call `Dashboard.restore` once this server leads.
 
         Takes 0.07 s of CPU, and 0.2 s more if the templates have to be compiled.
         """
         commit = partial(committer.wait, COMMIT_TIMEOUT) if committer is not None else None
-        dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role, rows=rows, links=links)
+        dashboard = create_dashboard(
+            broker, clock, self._options, commit=commit, role=role, rows=rows, links=links, membership=membership
+        )
         dashboard.start()
         return dashboard
 

@@ -19,6 +19,7 @@ from gevent.event import Event
 
 from greenstalk_server.cluster import assignment
 from greenstalk_server.cluster.assignment import PATIENCE, ShardView
+from greenstalk_server.cluster.shard_move import ShardMove, request_move
 from greenstalk_server.journal.postgresql.connection import DATABASE_RETRY_INTERVAL
 from greenstalk_server.journal.postgresql.members import PROCESS_TIMEOUT, Members, Queue, Snapshot
 from greenstalk_server.runtime.supervisor import Service
@@ -44,6 +45,7 @@ class Membership:
 
     me          id of this process.
     snapshot    the last answer of the database.
+    read_at     time of that answer, by the monotonic clock.
     on_change   called in the event loop when an owner or an address has changed.
     on_forgotten    called when the others have counted this process as dead: its clients have lost their jobs.
     leads       whether this process leads its shard.
@@ -53,6 +55,7 @@ class Membership:
         self.me: str = me
         self.queue: Queue
         self.snapshot: Snapshot
+        self.read_at: float
         self.on_change: Callable[[], None] = _ignore
         self.on_forgotten: Callable[[], None] = _ignore
         self.leads: bool = False
@@ -131,6 +134,10 @@ class Membership:
     def refresh(self) -> None:
         """Read soon, since another process has begun to lead a shard. Does not switch."""
         self._wake.set()
+
+    def request_move(self, shard: int, process: str) -> ShardMove:
+        """Request a move as `shard_move.request_move` does. Switches; raise MoveRefused, or OSError."""
+        return run_in_thread(request_move, self._members, shard, process)
 
     # The shard of this process
 
@@ -228,7 +235,7 @@ class Membership:
         """Replace the snapshot, and call `on_change` if an owner or an address has changed."""
         now = time.monotonic()
         before = [each.holder for each in self.snapshot.shards] if hasattr(self, "snapshot") else None
-        self.snapshot = snapshot
+        self.snapshot, self.read_at = snapshot, now
         free = [number for number, each in enumerate(snapshot.shards) if each.is_free]
         self._free_since = {number: self._free_since.get(number, now) for number in free}
         silent = [each.id for each in snapshot.processes if not each.is_alive]

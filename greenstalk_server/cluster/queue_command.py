@@ -6,18 +6,16 @@ Everything here blocks.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from greenstalk_server.cluster.leadership import HANDOVER_TIMEOUT, make_lease
+from greenstalk_server.cluster.shard_move import SHOWN_ID, MoveRefused, ShardMove, request_move, role_of
 from greenstalk_server.config.options import Options
 from greenstalk_server.journal.postgresql.connection import DATABASE_RETRY_INTERVAL
 from greenstalk_server.journal.postgresql.members import Members, Process, Queue, Snapshot
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, EXIT_USAGE, StartError
-
-SHOWN_ID: Final = 8
-"""Digits of the id of a process that are shown, and that name it."""
 
 _NONE: Final = "none"
 
@@ -37,40 +35,26 @@ def move_shard(options: Options, shard: int, process: str) -> int:
 
     *process* is the name of a server, or the beginning of the id of a process. Raise StartError.
     """
-    with _open_queue(options) as (members, queue):
-        if not 0 <= shard < queue.shards:
-            raise StartError(f"cluster move {shard}: the queue has the shards 0 to {queue.shards - 1}", EXIT_USAGE)
-        snapshot = members.read()
-        before = snapshot.shards[shard]
-        target = _find(snapshot, process) if process else None
-        if target is not None:
-            if target.id == before.holder and not before.is_free:
-                raise StartError(f"cluster move: {target.name} leads shard {shard} already", EXIT_JOURNAL)
-            led = _led_by(snapshot, target)
-            if led is not None:
-                raise StartError(f"cluster move: {target.name} leads shard {led}, and leads one at most", EXIT_JOURNAL)
-            members.request_move(shard, target.id)
-        elif before.is_free:
-            raise StartError(f"cluster move: no process leads shard {shard}", EXIT_JOURNAL)
-        elif not snapshot.followers(shard):
-            raise StartError(f"cluster move: no process follows shard {shard}; name one that leads none", EXIT_JOURNAL)
-        else:
-            members.request_handover(shard)
-        now = _await_owner(members, shard, before.holder, target)
-    print(f"shard {shard}: {before.holder_name or 'nobody'} has handed over to {now}")
+    with _open_queue(options) as (members, _):
+        try:
+            move = request_move(members, shard, process)
+        except MoveRefused as error:
+            raise StartError(f"cluster move: {error}", EXIT_USAGE if error.is_unknown else EXIT_JOURNAL) from error
+        now = _await_owner(members, move)
+    print(f"shard {shard}: {move.before.holder_name or 'nobody'} has handed over to {now}")
     return EXIT_OK
 
 
-def _await_owner(members: Members, shard: int, before: str, target: Process | None) -> str:
-    """Wait until another process than *before* leads *shard*, *target* if it is given; return its name."""
+def _await_owner(members: Members, move: ShardMove) -> str:
+    """Wait until *move* is done; return the name of the new owner."""
     until = time.monotonic() + HANDOVER_TIMEOUT
     while True:
-        state = members.read().shards[shard]
-        is_moved = state.holder == target.id if target is not None else state.holder != before
-        if is_moved and not state.is_free:
+        state = members.read().shards[move.shard]
+        if move.is_done(state):
             return state.holder_name
         if time.monotonic() > until:
-            raise StartError(f"cluster move: shard {shard} was not moved within {HANDOVER_TIMEOUT} s", EXIT_JOURNAL)
+            message = f"cluster move: shard {move.shard} was not moved within {HANDOVER_TIMEOUT} s"
+            raise StartError(message, EXIT_JOURNAL)
         time.sleep(DATABASE_RETRY_INTERVAL)
 
 
@@ -92,27 +76,6 @@ def _open_queue(options: Options) -> Iterator[tuple[Members, Queue]]:
         lease.close()
 
 
-def _find(snapshot: Snapshot, name: str) -> Process:
-    """Return the living process that *name* means; raise StartError."""
-    living = [each for each in snapshot.processes if each.is_alive]
-    found = [each for each in living if each.name == name] or [each for each in living if each.id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise StartError(f"cluster move: {name} may be {_names(found)}; use more of the id", EXIT_USAGE)
-    raise StartError(f"cluster move: there is no process {name}; there are {_names(living) or _NONE}", EXIT_USAGE)
-
-
-def _names(processes: Sequence[Process]) -> str:
-    return ", ".join([f"{each.id[:SHOWN_ID]} ({each.name})" for each in processes])
-
-
-def _led_by(snapshot: Snapshot, process: Process) -> int | None:
-    """Return the shard that *process* leads; None if it leads none."""
-    led = [number for number, each in enumerate(snapshot.shards) if each.holder == process.id and not each.is_free]
-    return led[0] if led else None
-
-
 def _shard_rows(snapshot: Snapshot) -> Iterator[tuple[str, ...]]:
     for number, state in enumerate(snapshot.shards):
         followers = [f"{each.name} ({_lag(each)})" for each in snapshot.followers(number)]
@@ -126,12 +89,10 @@ def _process_rows(snapshot: Snapshot) -> Iterator[tuple[str, ...]]:
 
 
 def _state(snapshot: Snapshot, process: Process) -> str:
-    if not process.is_alive:
-        return "silent"
-    led = _led_by(snapshot, process)
-    if led is not None:
-        return f"leads shard {led}"
-    return "starting" if process.shard is None else f"follows shard {process.shard}, {_lag(process)}"
+    role, shard = role_of(snapshot, process)
+    if shard is None:
+        return role
+    return f"{role} shard {shard}" if role == "leads" else f"{role} shard {shard}, {_lag(process)}"
 
 
 def _lag(process: Process) -> str:

@@ -295,7 +295,7 @@ def test_cluster_shows_shards_and_servers(queue: Queue) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("move", "7"), "cluster move 7: the queue has the shards 0 to 2"),
+        (("move", "7"), "cluster move: there is no shard 7; the queue has the shards 0 to 2"),
         (("move", "0", "nobody"), "cluster move: there is no process nobody; there are "),
         (("move", "0", "0", "0"), "cluster: must be `cluster [OPTIONS]` or `cluster move SHARD [PROCESS] [OPTIONS]`"),
     ],

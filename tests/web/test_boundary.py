@@ -150,6 +150,9 @@ TABLE: dict[str, list[Probe]] = {
     "POST /api/v1/alerts/test": [api("/alerts/test", {"receiver": "x"})],
     "GET /servers": [Probe("/servers")],
     "GET /api/v1/servers": [api("/servers")],
+    "GET /api/v1/cluster": [api("/cluster")],
+    "POST /api/v1/cluster/move": [api("/cluster/move", {"shard": 0})],
+    "POST /servers/move": [form("/servers/move", shard="0")],
     "POST /search/save": [form("/search/save", name="new", q="tube:{tube}")],
     "POST /search/delete": [form("/search/delete", name="hidden")],
     "GET /api/v1/saved-searches": [api("/saved-searches")],
@@ -488,7 +491,10 @@ WITHOUT_TRACES = frozenset(
         "/tube/oldest",
         *("/server/history.json", "/tube/history", "/tube/history.json", "/events"),
         *(f"/api/v1{path}" for path in ("/openapi.json", "/server", "/server/history", "/tubes/history")),
-        *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/errors", "/tube/errors")),
+        *(
+            f"/api/v1{path}"
+            for path in ("/cluster", "/sessions", "/tasks/<task>", "/alerts", "/errors", "/tube/errors")
+        ),
         "/api/v1/jobs/<id>/failure",
     }
 )

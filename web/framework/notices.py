@@ -31,6 +31,7 @@ _NOTICES: Final[dict[str, Callable[[int], str]]] = {
     "paused": lambda n: f"Paused for {text.duration(n)}.",
     "saved-policy": lambda _: "The policy was saved. The server is applying it to existing jobs.",
     "removed-policy": lambda _: "The policy was deleted.",
+    "moving-shard": lambda n: f"Shard {n} was asked to move. The list of shards shows its owner.",
     "ended-session": lambda _: "The session has ended.",
     "saved-sample": lambda _: "The template was saved.",
     "saved-search": lambda _: "The search was saved.",
