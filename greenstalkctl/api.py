@@ -20,7 +20,7 @@ import msgspec
 from greenstalk_client import PutId
 from greenstalkctl import text
 from greenstalkctl.address import Url
-from greenstalkctl.errors import CommandError, InvalidUsage
+from greenstalkctl.errors import CommandError, InvalidUsage, NoResult
 from greenstalkctl.http_client import HttpClient
 from greenstalkctl.queue import (
     CONDITION,
@@ -190,6 +190,59 @@ class Errors(msgspec.Struct):
     others: int
 
 
+class Follower(msgspec.Struct):
+    """A server that follows a shard; *behind*: its lag in seconds, None if it has not read the journal yet."""
+
+    server: str
+    behind: float | None
+
+
+class Shard(msgspec.Struct):
+    """A shard of a cluster; *owner* is None while no server leads it."""
+
+    shard: int
+    owner: str | None
+    owner_id: str | None
+    epoch: int
+    followers: list[Follower]
+
+
+class ClusterServer(msgspec.Struct):
+    """A server of a cluster, and the shard that it leads or follows."""
+
+    server: str
+    id: str
+    machine: str
+    version: str
+    state: str
+    shard: int | None
+    behind: float | None
+
+
+class Cluster(msgspec.Struct):
+    """The shards and servers of a queue in a database, as they were *age* seconds ago."""
+
+    queue: str
+    age: float
+    shards: list[Shard]
+    servers: list[ClusterServer]
+
+
+class ShardMove(msgspec.Struct):
+    """A move of a shard that was requested; *server_id* is None for any server that follows the shard."""
+
+    shard: int
+    owner: str | None
+    owner_id: str | None
+    server_id: str | None
+
+    def is_done(self, now: Shard) -> bool:
+        """Return whether the shard, as it is *now*, has its new owner."""
+        if self.server_id is not None:
+            return now.owner_id == self.server_id
+        return now.owner_id not in (None, self.owner_id)
+
+
 class Policy(msgspec.Struct):
     """A policy of the server; `source` is `file` or `runtime`, and `problem` says why it has no effect."""
 
@@ -304,7 +357,20 @@ class Api:
         """Return the time of the last evaluation, and the conditions that nobody has acknowledged, the worst first."""
         return self._parse(_attention, self._get("/attention"))
 
+    def cluster(self) -> tuple[Cluster, Any]:
+        """Return the shards and servers of the cluster; also as the API described them."""
+        data = self._get("/cluster")
+        return self._decode(Cluster, data), data
+
     # Changes
+
+    def request_shard_move(self, shard: int, server: str) -> ShardMove:
+        """Request that *server* leads *shard*, or any follower if it is empty. Raise NoResult if one does not exist."""
+        body = {"shard": shard, "server": server}
+        answer = self._http_client.request("POST", "/cluster/move", body=body, ordinary=MISSING)
+        if not answer.is_success:
+            raise NoResult(self._parse(lambda data: str(data["detail"]).rstrip("."), answer.data))
+        return self._decode(ShardMove, answer.data)
 
     def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, **tags: Any) -> PutId:
         new = text.fields(body) | {"tube": tube, "pri": pri, "delay": delay, "ttr": ttr}

@@ -13,6 +13,7 @@ import click
 from greenstalkctl.commands import (
     bury,
     capacity,
+    cluster,
     completion,
     connections,
     delete,
@@ -103,6 +104,7 @@ for command in (
     mark.mark,
     raw.raw,
     servers.servers,
+    cluster.cluster,
     capacity.capacity,
     completion.completion,
     help.help,

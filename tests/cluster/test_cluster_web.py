@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import pytest
 
 from greenstalk_server.core.tube_shards import shard_of_tube
+from tests.ctl.world import Done, run
 from tests.support.cluster import Cluster
 from tests.support.load import Connection
 from tests.support.nodes import Node, Nodes, wait_until
@@ -27,6 +28,8 @@ SHARDS: Final = 2
 QUEUE: Final = "cluster-web"
 FLAGS: Final = ("--journal-name", QUEUE, "--shards", str(SHARDS), "--link", "127.0.0.1:0", "--lease", "2")
 PASSWORD: Final = "secret"  # noqa: S105  of our own server
+TOKEN: Final = "of-admins"  # noqa: S105
+OPERATOR_TOKEN: Final = "of-operators"  # noqa: S105
 
 
 class Unredirected(urllib.request.HTTPRedirectHandler):
@@ -71,7 +74,9 @@ class Site:
 @pytest.fixture(scope="module")
 def site(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     logs = tmp_path_factory.mktemp("logs")
-    servers = [Node(f"web-{n}", cluster.url, logs, *FLAGS, GREENSTALK_WEB_PASSWORD=PASSWORD) for n in range(3)]
+    secrets = {"WEB_PASSWORD": PASSWORD, "API_TOKEN": TOKEN, "API_OPERATOR_TOKEN": OPERATOR_TOKEN}
+    variables: Any = {f"GREENSTALK_{name}": secret for name, secret in secrets.items()}
+    servers = [Node(f"web-{n}", cluster.url, logs, *FLAGS, **variables) for n in range(3)]
     with Nodes(servers) as nodes:
         found = Site(cluster, nodes.nodes)
         found.settle(nodes.nodes)
@@ -199,6 +204,71 @@ def test_each_server_lists_the_owners_as_processes(site: Site) -> None:
         assert [one["pid"] for one in found["processes"]] == pids
         assert (found["servers"][0]["role"], found["servers"][0]["shards"]) == ("leader", SHARDS)
         assert "2 shards, up" in page(node, "/servers")
+
+
+def name_of(node: Node) -> str:
+    return f"127.0.0.1:{node.port}"
+
+
+def ctl(node: Node, *words: str, token: str = TOKEN) -> Done:
+    """Run greenstalkctl with the API of *node*."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GREENSTALKCTL_API_TOKEN", token)
+        return run("--api", f"http://127.0.0.1:{node.web_port}", *words)
+
+
+def test_greenstalkctl_shows_shards_and_servers_at_each_server(site: Site) -> None:
+    owners = [name_of(node) for node in site.owners]
+    for node in site.nodes:
+        found = ctl(node, "cluster", "--json").json
+        assert [(one["shard"], one["owner"]) for one in found["shards"]] == list(enumerate(owners))
+        followed = [one["shard"] for one in found["shards"] for each in one["followers"]]
+        standby = next(one for one in found["servers"] if one["server"] == name_of(site.standby))
+        assert (standby["state"], [standby["shard"]]) == ("follows", followed)
+        assert standby["behind"] < 5 and found["age"] < 5
+    shown = ctl(site.nodes[0], "cluster").text
+    for shard, owner in enumerate(owners):
+        assert re.search(rf"^ *{shard} +{owner} +\d+ +", shown, re.MULTILINE), shown
+        assert re.search(rf"^{owner} +leads shard {shard} +- ", shown, re.MULTILINE), shown
+    assert re.search(rf"^{name_of(site.standby)} +follows shard \d +\d\.\d s ", shown, re.MULTILINE), shown
+    assert re.search(rf"{name_of(site.standby)} \(\d\.\d s\)", shown), shown
+
+
+def test_greenstalkctl_moves_a_shard_and_waits_for_it(site: Site) -> None:
+    """The move of shard 0 moves the dashboard too."""
+    former, target = site.owners[0], site.standby
+    done = ctl(target, "cluster", "move", "0", name_of(target))
+    assert (done.code, done.text) == (0, f"shard 0: {name_of(former)} has handed over to {name_of(target)}\n"), done.err
+    site.settle(site.nodes)
+    assert site.owners[0] is target and site.standby is former
+    entry = api(target, "GET", "/audit", what="cluster/move", limit=1)["entries"][0]
+    assert entry["details"] == {"shard": 0, "owner": name_of(former), "server": name_of(target)}
+
+
+def test_wrong_move_of_a_shard_is_refused(site: Site) -> None:
+    first, second = map(name_of, site.owners)
+    for words, code, message in (
+        (("7", first), 1, "there is no shard 7; the queue has the shards 0 to 1"),
+        (("0", "nobody"), 1, "there is no process nobody; there are "),
+        (("0", first), 4, f"{first} leads shard 0 already"),
+        (("0", second), 4, f"{second} leads shard 1, and leads one at most"),
+    ):
+        done = ctl(site.standby, "cluster", "move", *words)
+        assert done.code == code and f"The shard was not moved: {message}" in done.err, done.err
+    refused = ctl(site.standby, "cluster", "move", "0", token=OPERATOR_TOKEN)
+    assert refused.code == 4 and "403" in refused.err, refused.err
+
+
+def test_page_of_servers_moves_a_shard(site: Site) -> None:
+    former, target = site.owners[1], site.standby
+    assert "follows shard" in page(former, "/servers")
+    (id,) = [one["id"] for one in api(former, "GET", "/cluster")["servers"] if one["server"] == name_of(target)]
+    where = submit(former, "/servers/move", shard=1, server=id, confirm=1)
+    assert "Shard 1 was asked to move" in page(site.owners[0], where)
+    wait_until(
+        lambda: api(target, "GET", "/cluster")["shards"][1]["owner_id"] == id, lambda: ctl(target, "cluster").text
+    )
+    site.settle(site.nodes)
 
 
 def test_live_updates_reach_a_browser_at_each_server(site: Site) -> None:
