@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
@@ -35,6 +36,9 @@ IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
 IMPORT_BATCH: Final = 2**24
 """Bytes of imported jobs that are written at a time."""
 
+RETURN_SLICE: Final = 1000
+"""Reservations that one slice of `resume_slices` records as ended: about a millisecond."""
+
 PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two log lines about a long recovery."""
 
@@ -56,9 +60,11 @@ def recover(
         source = _read_beanstalkd(files, is_strict)
         _tidy(files, recovery)
         recovery.settle(now, ends_remote=ends_remote)
-        _begin(recovery, broker, journal)
+        for _ in _begin_slices(recovery, broker, journal):
+            pass
         write_out(journal)  # only the header, which fits; it reserves ids, so that no put waits for a sync
-        _record_returns(recovery, journal)
+        for _ in _record_returns(recovery, journal):
+            pass
         next_id = max(recovery.next_id, _import_all(source, files, broker, journal, now))
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
@@ -109,12 +115,12 @@ def resume_slices(
 ) -> Iterator[None]:
     """Do what `resume_from` does, and yield after each slice of it. *ends_remote*: see `Recovery.settle`."""
     yield from recovery.settle_slices(now, ends_remote=ends_remote)
-    _begin(recovery, broker, journal)
-    _record_returns(recovery, journal)
+    yield from _begin_slices(recovery, broker, journal)
+    yield from _record_returns(recovery, journal)
 
 
-def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter) -> None:
-    """Begin *journal* after *recovery*, which is settled."""
+def _begin_slices(recovery: Recovery, broker: Broker, journal: JournalWriter) -> Iterator[None]:
+    """Begin *journal* after *recovery*, which is settled; yield after each slice of it."""
     if recovery.is_import_open:
         log.warning("journal: an import was interrupted; its jobs are ignored")
     policy_changes.load_policies(broker, recovery.policies, recovery.keys)
@@ -127,7 +133,7 @@ def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter) -> None:
     for policy in broker.policy_store.runtime_policies.values():
         if (split := find_split(policy, broker.tube_shards)) is not None:
             log.warning("%s", split)
-    journal.begin(
+    yield from journal.begin_slices(
         recovery,
         broker.jobs,
         broker.tubes,
@@ -138,18 +144,21 @@ def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter) -> None:
     )
 
 
-def _record_returns(recovery: Recovery, journal: JournalWriter) -> None:
-    """Record which reservations *recovery* has ended, and which keys it has undone.
+def _record_returns(recovery: Recovery, journal: JournalWriter) -> Iterator[None]:
+    """Record which reservations *recovery* has ended, and which keys it has undone; yield after each slice of them.
 
     On a full disk the records may need more than the first segment.
     """
     for (tube, key), (id, until) in recovery.undone_keys.items():
         journal.key(tube, key, id, until)
-    for job in recovery.returned:
-        if job.state == READY:
-            journal.expire_reservation(job)
-        else:
-            journal.update(job)
+    returned = iter(recovery.returned)
+    while slice := list(islice(returned, RETURN_SLICE)):
+        for job in slice:
+            if job.state == READY:
+                journal.expire_reservation(job)
+            else:
+                journal.update(job)
+        yield
 
 
 def replay_all(files: Files, recovery: Recovery) -> Recovery:

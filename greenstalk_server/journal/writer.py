@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 
 from mypy_extensions import mypyc_attr
 
@@ -98,7 +98,7 @@ class JournalWriter:
         self._ids_end_written: int = 1
         self._ids_end_on_disk: int = 1 if sync_interval != 0 else record.ID_LIMIT
 
-    def begin(
+    def begin_slices(
         self,
         recovery: Recovery,
         jobs: Mapping[int, Job],
@@ -107,8 +107,10 @@ class JournalWriter:
         keys: Mapping[tuple[bytes, bytes], tuple[int, int]],
         bodies: Bodies | None = None,
         locations: Mapping[int, Location] | None = None,
-    ) -> None:
-        """Continue after *recovery*, in a new segment. Call once, before any other method; raise OSError.
+    ) -> Iterator[None]:
+        """Continue after *recovery*, in a new segment; yield after each slice of jobs. Raise OSError.
+
+        Call once, before any other method.
 
         *jobs*, *tubes*, *policies* (documents by name) and *keys* (job id and end in nanoseconds, by tube and key) are
         the broker's tables; compaction and rewrites read them. The broker removes a key when it has expired. *bodies*
@@ -118,7 +120,7 @@ class JournalWriter:
         log.jobs, log.tubes, log.policies, log.keys = jobs, tubes, policies, keys
         log.locations = locations if locations is not None else {}
         log.keeps_positions = bodies is not None
-        log.adopt(recovery)
+        yield from log.adopt_slices(recovery)
         self._written = self.safe = self.promised = log.sequence
         log.max_size = self._space.fitting_size()
         self._eviction.begin(bodies)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from greenstalk_server.core.broker import SLICE
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
-from greenstalk_server.core.operations import connecting, editing, finishing, putting, ticking
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.operations import connecting, editing, finishing, putting, restoring, ticking
+from greenstalk_server.core.operations.restoring import RESTORE_SLICE, SORT_SLICE
 from greenstalk_server.core.transitions.waiting import WAITED_TUBES
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES, MAX_TUBE_SETS
 from tests.support import invariants
-from tests.support.world import World
+from tests.support.world import World, make_broker
 
 
 def test_jobs_of_a_disconnected_client_return_slice_by_slice_in_order(world: World) -> None:
@@ -27,6 +29,23 @@ def test_jobs_of_a_disconnected_client_return_slice_by_slice_in_order(world: Wor
     assert [waiter.ended for waiter in waiters] == [[id] for id in ids[:SLICE]] + [[]] * 2 * SLICE
     world.advance(0)
     assert [waiter.ended for waiter in waiters] == [[id] for id in ids]
+
+
+def test_restored_jobs_are_sorted_and_added_slice_by_slice(world: World) -> None:
+    """A server that takes over a shard restores its jobs while it serves the clients of other shards."""
+    client = world.client()
+    with world.in_bulk():
+        for number in range(2 * SORT_SLICE + 1):
+            client.put(delay=1 + number * 7919 % 1000)
+    broker, restored = world.broker, make_broker()
+    for job in broker.jobs.values():
+        restored.jobs[job.id] = Job(job.id, restored.tube(b"default"), b"", 0, SECOND, SECOND, world.now)
+        restored.jobs[job.id].state, restored.jobs[job.id].deadline = DELAYED, job.deadline
+    added = [restored.totals.delayed for _ in restoring.restore_slices(restored, broker.next_id, world.now)]
+    assert added[:4] == [0, 0, 0, RESTORE_SLICE] and added[-1] == 2 * SORT_SLICE + 1
+    assert max(after - before for before, after in pairwise(added)) == RESTORE_SLICE
+    deadlines = [job.deadline for job in restored.tubes[b"default"].delayed.walk()]
+    assert deadlines == sorted(deadlines)
 
 
 def test_kick_moves_at_most_a_slice_per_call(world: World) -> None:

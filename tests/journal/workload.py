@@ -8,7 +8,7 @@ compared with every recorded state, and with the acknowledged ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
@@ -310,7 +310,7 @@ class RecordingJournalWriter(JournalWriter):
     def _note_full(self, error: OSError) -> None:
         self.history.has_been_full = True
 
-    def begin(
+    def begin_slices(
         self,
         recovery: Recovery,
         jobs: Mapping[int, Job],
@@ -319,10 +319,10 @@ class RecordingJournalWriter(JournalWriter):
         keys: Mapping[tuple[bytes, bytes], tuple[int, int]],
         bodies: Bodies | None = None,
         locations: Mapping[int, Location] | None = None,
-    ) -> None:
+    ) -> Iterator[None]:
         """Begin with tables of policies and keys that the commands of `Bench` change."""
         self.policies, self.keys = dict(policies), dict(keys)
-        super().begin(recovery, jobs, tubes, self.policies, self.keys, bodies, locations)
+        yield from super().begin_slices(recovery, jobs, tubes, self.policies, self.keys, bodies, locations)
         sequence = self._log.recovered_sequence
         self.history.policies = {name: [(sequence, document)] for name, document in policies.items()}
         self.history.keys = {key: [(sequence, value)] for key, value in keys.items()}

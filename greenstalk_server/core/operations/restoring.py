@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
+from heapq import merge
+from itertools import chain, islice, pairwise
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
@@ -21,21 +22,14 @@ from greenstalk_server.core.transitions.tagging import attach_tags, free_key
 from greenstalk_server.core.travel import is_moving
 from greenstalk_server.core.tubes.tube import Tube
 
+SORT_SLICE: Final = 10_000
+"""Jobs that one slice of `restore_slices` sorts: up to 3 ms."""
+
 RESTORE_SLICE: Final = 1000
-"""Jobs that one slice of `restore_slices` adds to their tubes: about a millisecond."""
+"""Jobs that one slice of `restore_slices` adds to their tubes, or tubes that it restores: about a millisecond."""
 
 
 NO_RESERVATIONS: Final[Mapping[int, Reservation]] = {}
-
-
-def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
-    """Return *jobs* in the order of their deadlines. Jobs that were only put are in this order already."""
-    last = 0
-    for job in jobs:
-        if job.deadline < last:
-            return sorted(jobs, key=deadline_of)
-        last = job.deadline
-    return jobs
 
 
 def restore(broker: Broker, next_id: int, now: int, reservations: Mapping[int, Reservation] = NO_RESERVATIONS) -> None:
@@ -58,8 +52,17 @@ def restore_slices(
         tube.policy_state = broker.new_policy_state(tube)
     broker.next_id = broker.ids.next_after(max(broker.next_id, next_id) - 1)
     broker.last_client = 0
-    jobs = iter(_in_order_of_deadlines(broker.jobs.values()))
+    runs: list[list[Job]] = []
+    found = iter(broker.jobs.values())
+    while run := sorted(islice(found, SORT_SLICE), key=deadline_of):
+        runs.append(run)
+        yield
+    # Jobs that were only put are in order already. A merge takes 1 µs a job.
+    is_ordered = not any(before[-1].deadline > after[0].deadline for before, after in pairwise(runs))
+    jobs = chain.from_iterable(runs) if is_ordered else merge(*runs, key=deadline_of)
+    truncated: list[Job] = []
     while slice := list(islice(jobs, RESTORE_SLICE)):
+        truncated += [job for job in slice if job.cold.is_truncated]
         for job in slice:
             if job.events:
                 broker.last_client = max(broker.last_client, job_history.highest_client(job.events))
@@ -69,9 +72,12 @@ def restore_slices(
         broker.quotas.body_bytes = sum(tube.body_bytes for tube in broker.tubes.values())
     if broker.moves is not None:
         resume_moves(broker, now)
-    _delete_truncated(broker, now)
-    for tube in list(broker.tubes.values()):
-        _restore_tube(broker, tube, now)
+    _delete_truncated(broker, truncated, now)
+    tubes = iter(list(broker.tubes.values()))
+    while some := list(islice(tubes, RESTORE_SLICE)):
+        for tube in some:
+            _restore_tube(broker, tube, now)
+        yield
     if broker.retained_keys.table:
         broker.arm(broker.retained_keys, now)
 
@@ -130,9 +136,9 @@ def _restore_reserved(broker: Broker, job: Job, reservation: Reservation, now: i
     client.remote.numbers[job.id] = reservation.number
 
 
-def _delete_truncated(broker: Broker, now: int) -> None:
-    """Delete the restored jobs of truncated tubes: the end of the previous process ended their reservations."""
-    for job in [job for job in broker.jobs.values() if job.cold.is_truncated and job.state != RESERVED]:
+def _delete_truncated(broker: Broker, jobs: Collection[Job], now: int) -> None:
+    """Delete the restored *jobs* of truncated tubes: the end of the previous process ended their reservations."""
+    for job in [job for job in jobs if job.state != RESERVED]:
         job.tube.remove(job)
         free_key(job)
         forget(broker, job, now)
