@@ -307,6 +307,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     server, links, files = _front_server(options, resources, membership, listener, candidate.clock)
     lifetime.on_drain, lifetime.on_hold, lifetime.on_release = server.drain, server.hold, server.release
     links.on_rival, membership.on_forgotten = lifetime.note_rival, lifetime.note_forgotten
+    tune_gc()
     server.start()
     membership.start()
     candidate.is_front, candidate.unreached = True, links.unreached
@@ -319,7 +320,6 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
         server.lead(queue.broker, queue.committer)
         release, membership.leads = lifetime.release_leadership, True
         yield_to_loop()  # the other processes learn who leads before the dashboard is made
-        tune_gc()
         if web_server is not None:
             queue.prepare(candidate.status)
             dashboard = queue.dashboard
@@ -541,7 +541,7 @@ class _SharedQueue:
         self._membership: Membership | None = membership
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
-        """Create the dashboard if there is none. This takes up to 0.3 s, which would delay a takeover."""
+        """Create the dashboard if there is none. This takes up to a second, which would delay a takeover. Switches."""
         if self.dashboard is None and self._factory is not None:
             from greenstalk_server.journal.postgresql.dashboard import DashboardRows  # noqa: PLC0415  optional dependency
 

@@ -106,7 +106,7 @@ class Queue(Protocol):
     rows: Rows
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
-        """Do the work that would delay a takeover. Later calls do nothing."""
+        """Do the work that would delay a takeover. Later calls do nothing. Switches."""
 
     def discard(self) -> None:
         """End what `prepare` has started: another queue replaces this one. Switches."""
@@ -342,8 +342,9 @@ class Candidate(Generic[Q]):
             if time.monotonic() > self._reported_at + self.lease.heartbeat_interval and not self._reporter:
                 self._reported_at = time.monotonic()
                 self._reporter = gevent.spawn(self._report, lambda: self.lease.report_standby(self._behind() or 0.0))
-            self.queue.prepare(self.status)
-            if self._seats is not None and self._seats.is_wanted and not self._lease_state.is_handing_over:
+            if self._seats is None:  # others answer for the dashboard while a front takes over
+                self.queue.prepare(self.status)
+            elif self._seats.is_wanted and not self._lease_state.is_handing_over:
                 run_in_thread(self.lease.request_handover)
             return None
         return self._take_over(self._lease_state)
@@ -389,6 +390,7 @@ class Candidate(Generic[Q]):
             self._follower.connection.close()
             self.queue.discard()
             self.queue.broker.jobs.clear()  # jobs that refer to each other are not collected: see core.gc_untrack
+            self.queue.broker.tubes.clear()  # frozen objects are not collected: see runtime.gc_tuning
             self._has_garbage = True
         self.queue = self._make(Rows(self.lease), self.clock)
         self._follower = Follower(

@@ -16,6 +16,7 @@ import gevent
 import pytest
 from gevent import get_hub
 from gevent import socket as patient
+from werkzeug.routing import Map, RuleFactory
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
@@ -28,6 +29,8 @@ from greenstalk_server.net.poller import BATCH_SIZE, BUDGET
 from greenstalk_server.net.server import CLOSE_BATCH, TIMEOUT_CHECK_BATCH, Server
 from greenstalk_server.protocol.costs import CLOSE_COST
 from greenstalk_server.runtime.scheduling import yield_to_loop
+from greenstalk_server.web.app import create_dashboard
+from greenstalk_server.web.auth.guard import RULES_SLICE
 from tests.support.daemon import TIMEOUT
 from tests.web.turns import LoopIterations
 
@@ -134,6 +137,25 @@ def test_handshakes_that_time_out_together_do_not_starve_others(here: Here) -> N
         turns.append(len(ended))
     ending.get()
     assert max(after - before for before, after in pairwise(turns)) <= CLOSE_BATCH
+
+
+def test_creation_of_a_dashboard_does_not_starve_others(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes over a shard creates the dashboard while it serves the clients of other shards."""
+    rules: list[object] = []
+
+    def add(self: Map, rule: RuleFactory) -> None:
+        rules.append(rule)
+        add_rule(self, rule)
+
+    add_rule = Map.add
+    monkeypatch.setattr(Map, "add", add)
+    with LoopIterations(lambda: len(rules)) as loop:
+        dashboard = create_dashboard(broker, lambda: broker.facts.started_at)
+        turns = loop.count
+        dashboard.start()
+        assert loop.count > turns, "the templates are loaded in one turn"
+        dashboard.discard()
+    assert len(rules) > 10 * RULES_SLICE and loop.max_progress <= 2 * RULES_SLICE
 
 
 def most_closed_in_a_turn(here: Here) -> int:

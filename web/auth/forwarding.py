@@ -22,7 +22,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import ServiceUnavailable
 
 from greenstalk_server.cluster.status import HOME
-from greenstalk_server.net.link_calls import CallError, Message
+from greenstalk_server.net.link_calls import Message
 from greenstalk_server.web.auth.guard import SAFE_METHODS, Guard
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.framework.access import FORWARDED, PART, Principal, principal
@@ -194,10 +194,7 @@ class Sender:
 
 
 class Forwarding:
-    """Passes on the requests of *app*, and serves those of other processes.
-
-    is_open     whether the data of the previous run has been read, without which sessions are unknown.
-    """
+    """Passes on the requests of *app*, and serves those of other processes."""
 
     def __init__(
         self,
@@ -218,7 +215,6 @@ class Forwarding:
         self._app: Flask = app
         self._guard: Guard = guard
         self._shards: Shards = shards
-        self.is_open: bool = False
         self._sender: Sender = Sender(shards.call, max_request)
         self._responses: dict[int, _Response] = {}
         self._last: int = 0
@@ -309,8 +305,6 @@ class Forwarding:
 
     def _serve(self, message: Message) -> Message:
         """Serve a request that another process has passed on."""
-        if not self.is_open:
-            raise CallError("its dashboard is starting")
         started: list[Any] = []
 
         def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[..., Any]:

@@ -73,6 +73,8 @@ class Shards:
     others  numbers of the other shards.
     all     numbers of all shards that the dashboard is about, ascending.
     enter   enters the request context of a question.
+    is_open whether the dashboard is complete and has read the data of the previous run, without which sessions are
+            unknown. Until then, no question and no call of other shards is answered.
     """
 
     def __init__(self, ids: IdSequence = ONE_SHARD, links: Links | None = None, broker: Broker | None = None) -> None:
@@ -86,6 +88,7 @@ class Shards:
         others = [shard for shard in range(ids.shards) if shard != ids.shard] if links is not None else []
         self.others: tuple[int, ...] = tuple(others)
         self.enter: Callable[[Facts], AbstractContextManager[None]]
+        self.is_open: bool = False
         self.all: tuple[int, ...] = tuple(sorted((ids.shard, *others)))
         self._functions: dict[str, Callable[..., Any]] = {}
         self._ids: IdSequence = ids
@@ -172,6 +175,7 @@ class Shards:
             self._links.handlers[f"web.{name}"] = lambda _, message: self._answer(function, message)
 
     def _answer(self, function: Callable[..., Any], message: Message) -> Message:
+        self._require_open()
         with self.enter(message.value):
             try:
                 found = function(**msgspec.json.decode(message.body))
@@ -240,6 +244,7 @@ class Shards:
         """
 
         def answer(source: int, message: Message) -> Message:
+            self._require_open()
             try:
                 return handler(message)
             except HTTPException as error:
@@ -251,6 +256,10 @@ class Shards:
 
         if self._links is not None:
             self._links.handlers[name] = answer
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise CallError("its dashboard is starting")
 
 
 def call(links: Links, shard: int, name: str, arguments: Message, timeout: float) -> Message:

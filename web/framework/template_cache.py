@@ -1,4 +1,4 @@
-"""The compiled templates, kept in `__pycache__` between starts: compiling all of them takes 0.2 s of CPU.
+"""The compiled templates, kept in `__pycache__` between starts: compiling all of them takes 0.6 s of CPU.
 
 The cache is one file beside the compiled modules of the package `web`. A missing, damaged, or outdated file is ignored.
 If the file cannot be written, the next start compiles the templates again. A compiled wheel has the file. In another
