@@ -303,7 +303,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
         if web_server is not None:
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
-    candidate.set_clock(steady_clock(run_in_thread(lease.time)))
+    candidate.set_clock(steady_clock(membership.time))
     server, links, files = _front_server(options, resources, membership, listener, candidate.clock)
     lifetime.on_drain, lifetime.on_hold, lifetime.on_release = server.drain, server.hold, server.release
     links.on_rival, membership.on_forgotten = lifetime.note_rival, lifetime.note_forgotten

@@ -44,6 +44,7 @@ class Membership:
     """The shards and processes of the queue.
 
     me          id of this process.
+    time        the database's time when `open` returned, nanoseconds.
     snapshot    the last answer of the database.
     read_at     time of that answer, by the monotonic clock.
     on_change   called in the event loop when an owner or an address has changed.
@@ -54,6 +55,7 @@ class Membership:
     def __init__(self, members: Members, me: str) -> None:
         self.me: str = me
         self.queue: Queue
+        self.time: int
         self.snapshot: Snapshot
         self.read_at: float
         self.on_change: Callable[[], None] = _ignore
@@ -83,6 +85,7 @@ class Membership:
                 run_in_thread(self._members.forget_former)
                 self._report()
                 self._note(run_in_thread(self._members.read))
+                self.time = run_in_thread(self._members.time)
             except OSError as error:
                 if not is_failing:
                     log.error("%s; retrying until the database answers", error)  # noqa: TRY400  the message is complete

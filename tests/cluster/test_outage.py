@@ -11,9 +11,11 @@ from typing import Final, Self
 
 import pytest
 
+from greenstalk_server.cluster.membership import Membership
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tube_shards import shard_of_tube
 from greenstalk_server.journal.postgresql.lease import LeaderLease
-from greenstalk_server.journal.postgresql.members import Members
+from greenstalk_server.journal.postgresql.members import Members, Snapshot
 from tests.cluster.test_cluster import connect, name_of, put
 from tests.support.cluster import Cluster
 from tests.support.load import Gone
@@ -156,6 +158,36 @@ def test_process_is_counted_as_dead_only_without_a_heartbeat(database: Cluster) 
         each.connection.close()
     for lease in leases:
         lease.close()
+
+
+class InterruptedMembers(Members):
+    """The connection of the lease breaks when all else was read for the first time."""
+
+    database: Cluster
+    reads = 0
+
+    def read(self) -> Snapshot:
+        snapshot = super().read()
+        self.reads += 1
+        if self.reads == 1:
+            self.time()
+            self.database.ask(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%extract(epoch FROM clock%'"
+                " AND pid <> pg_backend_pid()"
+            )
+        return snapshot
+
+
+def test_start_is_repeated_when_any_connection_to_the_database_breaks(database: Cluster) -> None:
+    lease = LeaderLease(database.url, "starts/0", "one", LEASE)
+    members = InterruptedMembers(lease, "starts", 2, machine="m", address="one")
+    members.database = database
+    membership = Membership(members, lease.holder_id.hex)
+    assert membership.open(bool)
+    assert members.reads == 2
+    assert abs(membership.time - time.time_ns()) < 60 * SECOND
+    members.connection.close()
+    lease.close()
 
 
 def test_server_that_reaches_no_owner_of_a_shard_is_not_ready(cluster: Cluster, tmp_path: Path) -> None:

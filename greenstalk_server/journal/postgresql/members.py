@@ -277,6 +277,10 @@ class Members:
         processes = self.connection.run(_PROCESSES, (PROCESS_TIMEOUT, self._name))
         return Snapshot(tuple([ShardState(*row) for row in shards]), tuple([Process(*row) for row in processes]))
 
+    def time(self) -> int:
+        """Return the database's time in nanoseconds."""
+        return self._lease.time()
+
     def forget(self, processes: Sequence[str]) -> None:
         """Delete the rows of *processes* that are without a heartbeat for PROCESS_TIMEOUT: their leases as fronts."""
         self.connection.run(_FORGET, (self._name, list(processes), PROCESS_TIMEOUT))
