@@ -128,7 +128,7 @@ COMPILED: Final = (
 """Modules to compile: those that most commands, or each recovered job, pass through. The last parts of their names are
 unique."""
 
-WRITTEN_IN_C: Final = ("core/_untrack", "journal/_seal", "net/_plain_socket")
+WRITTEN_IN_C: Final = ("core/_untrack", "journal/_seal", "net/_plain_socket", "protocol/_scan")
 """Extension modules that the compiled modules use if available."""
 
 INLINED: Final = (

@@ -6,10 +6,12 @@ Where protocol.txt is silent, this follows beanstalkd 1.13: no space need follow
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from greenstalk_server.protocol.arguments import TAGGED_LENGTH, BadFormat, UnknownCommand, mode
 from greenstalk_server.protocol.link_commands import LINK_VERBS
+from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.session_state import Command
 from greenstalk_server.protocol.tag_syntax import BEGINS_TAG
 from greenstalk_server.protocol.verb import MAX_LINE, Verb
@@ -21,11 +23,16 @@ NO_BODY: Final = -1
 _MAX_KNOWN: Final = 1024
 
 known: Final[dict[bytes, Command]] = {}
-"""A cache of parsed lines, to be consulted before `parse`. A hit costs 0.05 us, and parsing a put 2 us. In pure Python,
-jobs that are put by equal lines also share the integer objects of their fields."""
+"""A cache of parsed lines: parsing a put takes 2 us. In pure Python, jobs that are put by equal lines also share the
+integer objects of their fields."""
 
 _by_word: Final[dict[bytes, Verb]] = {}
 """The verbs that take arguments, and the extensions, by the word before the first space of a line."""
+
+_numbered: Final[tuple[bytes | Verb, ...]] = tuple(
+    part for verb in VERBS if verb.takes_id and not verb.is_extension for part in (verb.name, verb)
+)
+"""The words and verbs, in turn, of the commands with an id as their only argument."""
 
 _by_prefix: Final = sorted(
     [verb for verb in VERBS if not (verb.is_extension or (verb.arguments and verb.needs_space))],
@@ -63,15 +70,49 @@ def extensions() -> tuple[str, ...]:
     return tuple(sorted([*(verb.name.decode() for verb in VERBS if verb.is_extension), "fractions", "tags", "weights"]))
 
 
-def parse(line: bytes) -> Command:
-    """Return the command in *line*; raise ProtocolError if it has none.
+def next_command(data: bytes, pos: int) -> tuple[bytes, Command | None] | None:
+    """Return the line at *pos* of *data*, and its command if that takes little time to find; else it is to be parsed.
 
-    *line* has no CRLF, and is at most as long as `max_line` says. Look it up in `known` first, which is faster.
+    Return None if no line of up to MAX_LINE bytes, with its CRLF, begins there.
+    """
+    return _next_command(known, _numbered, data, pos, MAX_LINE)
+
+
+def next_command_in_python(
+    known: dict[bytes, Command], numbered: tuple[bytes | Verb, ...], data: bytes, pos: int, limit: int
+) -> tuple[bytes, Command | None] | None:
+    """See `next_command`: the command is in *known*, or a verb of *numbered* with a number."""
+    line, end, _ = data[pos : pos + limit].partition(CRLF)  # takes a third of the time of `find`
+    if not end:
+        return None
+    command = known.get(line)
+    if command is None:
+        word, _, number = line.partition(b" ")
+        if word in numbered and len(number) < 20 and number.isdigit():
+            command = (numbered[numbered.index(word) + 1], int(number))
+    return line, command
+
+
+def _fastest() -> Callable[
+    [dict[bytes, Command], tuple[bytes | Verb, ...], bytes, int, int], tuple[bytes, Command | None] | None
+]:
+    try:
+        from greenstalk_server.protocol import _scan  # noqa: PLC0415  not in the pure Python build
+    except ImportError:
+        return next_command_in_python
+    return _scan.next_command
+
+
+_next_command: Final = _fastest()
+
+
+def parse(line: bytes) -> Command:
+    """Return the command in *line*, which `next_command` has not found; raise ProtocolError if it has none.
+
+    *line* has no CRLF, and is at most as long as `max_line` says.
     """
     word, space, rest = line.partition(b" ")
     verb = _by_word.get(word)
-    if verb is not None and verb.takes_id and len(rest) < 20 and rest.isdigit():
-        return (verb, int(rest))
     if b"\0" in line:
         raise BadFormat
     if verb is None or not (space or verb.is_extension):

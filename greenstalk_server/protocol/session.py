@@ -217,7 +217,6 @@ class Session(SessionState):
 
     def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: int) -> bytes:
         """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return the joined *out*."""
-        known = codec.known
         self.has_more = False
         if self._long_line:
             pos = self._continue_long_line(data, pos, out)
@@ -226,9 +225,8 @@ class Session(SessionState):
             wake_dependents(self.broker, now)
             if pos == size:
                 break
-            window = data if pos == 0 and size <= MAX_LINE else data[pos : pos + MAX_LINE]
-            line, end, _ = window.partition(CRLF)  # takes a third of the instructions of `find`
-            if not end:
+            found = codec.next_command(data, pos)
+            if found is None:
                 line_end = INCOMPLETE if size - pos < MAX_LINE else self._end_of_long_line(data, pos)
                 if line_end == INCOMPLETE:
                     break
@@ -236,11 +234,12 @@ class Session(SessionState):
                     self._long_line = data[pos : pos + MAX_PUT_LINE]
                     pos = self._continue_long_line(data, pos, out)
                     continue
-                line = data[pos:line_end]
+                found = data[pos:line_end], None
+            line = found[0]
             self.line = line
             pos += len(line) + 2
             try:
-                command = known.get(line) or codec.parse(line)
+                command = found[1] or codec.parse(line)
                 verb: Verb = command[0]
                 if verb.handle is None:
                     pos = self._begin_put(command, data, pos, out, now)
