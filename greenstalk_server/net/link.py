@@ -1,6 +1,6 @@
 """A link: the connection to one other process of the queue, with a channel for each client that needs both processes.
 
-On a link, this process is the front of its own clients: a `Wire` carries the commands of one of them to the other
+On a link, this process is the front of its own clients: a `LinkWire` carries the commands of one of them to the other
 process. And it is the owner of its shard: a `ServedClient` is a client of the other process, served by a session like
 that of a connection. Frames of up to four batches are sent together, after the journal's records are written.
 
@@ -35,7 +35,7 @@ from greenstalk_server.net.link_calls import CallHandler, LinkCalls
 from greenstalk_server.net.poller import Handler, Poller
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.costs import DISCONNECT_COST
-from greenstalk_server.protocol.front_channel import NO_SHARD, Channel
+from greenstalk_server.protocol.front_channel import NO_SHARD, Channel, Wire
 from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
@@ -111,19 +111,18 @@ class Host(Protocol):
         """Close *link*, whose peer no longer leads its shard; what it has not replied to has had no effect."""
 
 
-class Wire:
+class LinkWire(Wire):
     """The channel of a client of this process to the owner of a shard. It outlives a link that is not up yet.
 
     channel     whose bytes it carries.
-    is_attached     it has been attached to a link.
     is_closed   the session has closed it.
     """
 
-    __slots__ = ("_data_tail", "_link", "_number", "_part_tail", "_tell_tail", "channel", "is_attached", "is_closed")
+    __slots__ = ("_data_tail", "_link", "_number", "_part_tail", "_tell_tail", "channel", "is_closed")
 
     def __init__(self, channel: Channel) -> None:
+        super().__init__()
         self.channel: Channel = channel
-        self.is_attached: bool = False
         self.is_closed: bool = False
         self._link: Link | None = None
         self._number: int = 0
@@ -172,6 +171,7 @@ class ServedClient(Handler):
         "_end_tail",
         "_held",
         "_input",
+        "_input_rest",
         "_is_begun",
         "_is_closed",
         "_is_complete",
@@ -200,7 +200,8 @@ class ServedClient(Handler):
         self._end_tail: bytes = frames.tail(frames.END, number)
         self._reply_tail: bytes = frames.tail(frames.REPLY, number)
         self._told: list[bytes] = []
-        self._input: list[bytes] = []
+        self._input: bytes = b""
+        self._input_rest: list[bytes] = []
         self._is_partial: bool = False  # the rest of a request is still to come
         self._is_quiet: bool = False  # the commands that are served were told
         self._is_begun: bool = False  # a request is being served
@@ -235,7 +236,12 @@ class ServedClient(Handler):
 
     def push(self, kind: int, data: bytes) -> None:
         """Serve *data* of a frame of *kind*, which has arrived, in the next batch."""
-        (self._told if kind == frames.TELL else self._input).append(data)
+        if kind == frames.TELL:
+            self._told.append(data)
+        elif self._input:
+            self._input_rest.append(data)
+        else:
+            self._input = data
         self._is_partial = kind == frames.PART
         self._poller.queue(self)
 
@@ -302,10 +308,9 @@ class ServedClient(Handler):
             if self.session.has_more or not self._input:
                 return b""
         self._is_quiet = False
-        if len(self._input) == 1:
-            data = self._input.pop()
-        else:
-            data, self._input = b"".join(self._input), []
+        data, self._input = self._input, b""
+        if self._input_rest:
+            data, self._input_rest = b"".join([data, *self._input_rest]), []
         self._link.grant(len(data))
         return self.session.receive(data, now, limit)
 
@@ -380,8 +385,8 @@ class ServedClient(Handler):
     def _note_end(self) -> None:
         """Drop the input."""
         self._is_closed = True
-        self._link.grant(sum(map(len, self._input)) + sum(map(len, self._told)))
-        self._input, self._told = [], []
+        self._link.grant(len(self._input) + sum(map(len, self._input_rest)) + sum(map(len, self._told)))
+        self._input, self._input_rest, self._told = b"", [], []
         self._link.host.forget_served(self, self.remote)
 
     def is_client(self) -> bool:
@@ -446,7 +451,7 @@ class Link(Handler):
         self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
         self._has_hung_up: bool = False  # the kernel has announced the end of the stream
         self._reader: FrameReader = FrameReader()
-        self._wires: dict[int, Wire] = {}
+        self._wires: dict[int, LinkWire] = {}
         self._clients: dict[int, ServedClient] = {}
         self._last_wire: int = 0
         self._out: list[bytes] = []
@@ -474,7 +479,7 @@ class Link(Handler):
 
     # As front
 
-    def open(self, wire: Wire) -> int:
+    def open(self, wire: LinkWire) -> int:
         """Open a channel for *wire*; return its number."""
         self._last_wire += 1
         number = self._last_wire
@@ -795,7 +800,7 @@ class Link(Handler):
             self._send_piece(tail, piece)
         self._blocked = blocked
 
-    def close(self) -> tuple[list[Wire], list[ServedClient]]:
+    def close(self) -> tuple[list[LinkWire], list[ServedClient]]:
         """Close the socket; return the wires and clients that the caller has to end. Does not switch."""
         self.is_lost = True
         if self._watcher is not None:

@@ -38,7 +38,7 @@ from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
 from greenstalk_server.net import link_transport as transport
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
-from greenstalk_server.net.link import Link, ServedClient, Wire
+from greenstalk_server.net.link import Link, LinkWire, ServedClient
 from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, CallHandler, Message
 from greenstalk_server.net.link_handshake import Identity, SameShard, connects, shake_hands
 from greenstalk_server.net.membership import Membership
@@ -138,7 +138,7 @@ class Links:
         self._owners: dict[int, str] = {}  # the last owner of each shard
         self._members: set[str] = set()
         self._connectors: dict[str, Service] = {}
-        self._waiting: dict[int, dict[Wire, int]] = {}  # wires without a link, and since when a command waits, or 0
+        self._waiting: dict[int, dict[LinkWire, int]] = {}  # wires without a link, and since when a command waits, or 0
         self._attaching: set[int] = set()
         self._unreached: dict[int, int] = {}  # shards whose owners live, with the time since when there is no link
         self._shard_of: dict[bytes, int] = {}
@@ -221,9 +221,9 @@ class Links:
         self._sessions += 1
         return self._sessions
 
-    def open(self, shard: int, channel: Channel) -> Wire:
+    def open(self, shard: int, channel: Channel) -> LinkWire:
         """Connect a remote client at *shard*, now or when there is a link. Does not switch."""
-        wire = Wire(channel)
+        wire = LinkWire(channel)
         link = self._link_to(shard)
         if link is not None:
             wire.attach(link)
@@ -423,7 +423,7 @@ class Links:
                         yield_to_loop()
             yield_to_loop()
 
-    def _has_expired(self, shard: int, wire: Wire) -> bool:
+    def _has_expired(self, shard: int, wire: LinkWire) -> bool:
         """Whether a command has waited too long for *shard*, to which *wire* has no link; note since when it waits."""
         waiting, now = self._waiting.get(shard, {}), self.clock()
         since = waiting.get(wire)

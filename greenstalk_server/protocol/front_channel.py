@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.tubes.head_watch import Head
 from greenstalk_server.protocol import replies
@@ -30,21 +32,31 @@ Message: TypeAlias = tuple[bool, bytes]
 """Whether the data is told (its replies are not sent back), and the data."""
 
 
-class Wire(Protocol):
-    """The bytes of one channel, to the owner of the shard once that can be reached."""
+@mypyc_attr(allow_interpreted_subclasses=True)  # the tests define a subclass
+class Wire:
+    """The bytes of one channel, to the owner of the shard once that can be reached.
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether there is a link. Before, nothing can be sent; when there is one, `Channel.begin` is called."""
+    A base class, not a Protocol: compiled code calls the methods of a subclass without a lookup by name.
+
+    is_attached     there is a link. Before, nothing can be sent; when there is one, `Channel.begin` is called.
+    """
+
+    __slots__ = ("is_attached",)
+
+    def __init__(self) -> None:
+        self.is_attached: bool = False
 
     def send(self, data: bytes) -> None:
         """Send *data*. Does not switch."""
+        raise NotImplementedError
 
     def tell(self, data: bytes) -> None:
         """Send *data*, commands whose replies are not sent back. Does not switch."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Disconnect the remote client. This must be the last call."""
+        """Disconnect the remote client. This must be the last call. Does not switch."""
+        raise NotImplementedError
 
 
 class Routes(Protocol):

@@ -9,7 +9,7 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.tube_shards import shard_of_tube
 from greenstalk_server.core.tubes.head_watch import Head
-from greenstalk_server.protocol.front_channel import Channel
+from greenstalk_server.protocol.front_channel import Channel, Wire
 from greenstalk_server.protocol.front_session import FrontSession
 from greenstalk_server.protocol.session import Session
 from tests.support.world import make_broker
@@ -19,16 +19,17 @@ THERE = next(b"%d" % number for number in range(9) if shard_of_tube(b"%d" % numb
 """A tube of the other shard."""
 
 
-class Owner:
+class Owner(Wire):
     """The other shard: it serves what the front sends when `serve` is called."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.own: int = 0
         self.ids: IdSequence = IdSequence(0, SHARDS, 0)
         self.heads: dict[bytes, Head] = {}
         self.broker: Broker = make_broker(ids=IdSequence(0, SHARDS, 1))
         self.sent: bytes = b""
-        self.is_attached: bool = True
+        self.is_attached = True
 
     def shard_of(self, tube: bytes) -> int:
         return shard_of_tube(tube, SHARDS)

@@ -24,6 +24,7 @@ from greenstalk_server.core.transitions.dependents import wake_dependents
 from greenstalk_server.core.travel import Location
 from greenstalk_server.core.tube_shards import Pin, TubeShards, shard_of_tube
 from greenstalk_server.core.tubes.head_watch import NO_HEAD, Head, head_of
+from greenstalk_server.protocol import front_channel
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.protocol.front_channel import Channel
@@ -50,23 +51,21 @@ def tube_on(shard: int, number: int = 0) -> bytes:
     return found[number]
 
 
-class Wire:
-    """The channel of a session of *front* to *owner*; see front_channel.Wire."""
+class Wire(front_channel.Wire):
+    """The channel of a session of *front* to *owner*."""
 
     def __init__(self, front: Shard, owner: Shard, channel: Channel) -> None:
+        super().__init__()
         self.front = front
         self.owner = owner
         self.channel = channel
         self.is_closed = False
         self.served: Served | None = None
 
-    @property
-    def is_attached(self) -> bool:
-        return self.served is not None
-
     def attach(self) -> None:
         """Connect the remote client. At the owner this happens when the message arrives."""
         self.served = Served(self)
+        self.is_attached = True
         self.front.wires.append(self)
         self.front.post(
             self.owner, partial(self.served.open, self.channel.session.client.number, self.channel.reserved)
