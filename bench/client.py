@@ -29,12 +29,17 @@ class Client:
         """Return the next *count* lines. All other replies must have been read."""
         data = bytearray()
         while count > 0:
-            part = self.sock.recv(1 << 20)
-            if not part:
-                raise BenchError("the server has closed the connection")
+            part = self.read()
             count -= part.count(b"\n")
             data += part
         return bytes(data)
+
+    def read(self) -> bytes:
+        """Return what has arrived, after waiting for some of it."""
+        part = self.sock.recv(1 << 20)
+        if not part:
+            raise BenchError("the server has closed the connection")
+        return part
 
     def ask(self, requests: bytes, lines: int = 1) -> bytes:
         """Send *requests*, whose replies have *lines* lines; return the replies."""

@@ -1,8 +1,8 @@
 """Measure several processes behind one port: python -m bench.processes. See README.md.
 
-Each connection puts, reserves and deletes a job, one command in flight. What differs is the shard of the job's tube:
-that of the process which holds the connection (`own`), another one (`other`), any (`mixed`), or each in turn, while the
-connection reserves from tubes of all shards (`across`). CPU is that of all processes of the server.
+Each connection puts, reserves and deletes a job, one command in flight, at its own pace. What differs is the shard of
+the job's tube: that of the process which holds the connection (`own`), another one (`other`), any (`mixed`), or each in
+turn, while the connection reserves from tubes of all shards (`across`). CPU is that of all processes of the server.
 
 With --quota, each process may use that part of one CPU (cgroups of version 1, as root), so that a machine with few CPUs
 shows how throughput grows with processes.
@@ -13,10 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from select import EPOLLIN, epoll
 from shlex import split
 from statistics import median
 from typing import Final
@@ -29,8 +31,13 @@ from .servers import OURS_COMMAND, free_port
 CONNECTIONS: Final = 16
 """Connections to each process."""
 
-MAX_CONNECTIONS: Final = 4000
+MAX_CONNECTIONS: Final = 20000
 """Connections that may be opened to get CONNECTIONS to each process."""
+
+MAX_AHEAD: Final = 4
+"""Cycles that a connection may be ahead of the slowest one."""
+
+WARM_UP_SECONDS: Final = 0.5
 
 BODY: Final = b"b" * 128
 CGROUP: Final = Path("/sys/fs/cgroup/cpu/greenstalk-bench")
@@ -48,11 +55,87 @@ class Connection:
 
 
 @dataclass(frozen=True)
+class Setup:
+    """What is measured.
+
+    servers         separate servers.
+    processes       of each server; more than 1 only with one server.
+    load            one of LOADS.
+    connections     to each process.
+    """
+
+    servers: int = 1
+    processes: int = 1
+    load: str = "own"
+    connections: int = CONNECTIONS
+
+
+@dataclass(frozen=True)
 class Result:
     """Median of the rounds: CPU of the server in microseconds a command, and commands a second."""
 
     cpu_us: float
     rate: float
+
+
+class _Cycles:
+    """Connections that put, reserve and delete, with one command in flight each, until the load is closed.
+
+    Each goes on when its reply has arrived. No connection gets more than MAX_AHEAD cycles ahead of the slowest, so that
+    all of them, and so all shards, have the same part in the commands.
+    """
+
+    def __init__(self, connections: list[Connection]) -> None:
+        self._poller: epoll = epoll()
+        self._clients: dict[int, Client] = {}
+        self._steps: dict[int, Generator[None, bytes]] = {}
+        self._slowest = 0
+        self._arrived = Counter[int]()
+        self._paused: list[int] = []
+        for connection in connections:
+            file = connection.client.sock.fileno()
+            self._clients[file] = connection.client
+            self._steps[file] = self._commands(connection)
+            next(self._steps[file])
+            self._poller.register(file, EPOLLIN)
+
+    def close(self) -> None:
+        """Stop."""
+        self._poller.close()
+
+    def run(self, seconds: float) -> int:
+        """Go on for *seconds*; return the number of replies."""
+        until, replies = time.monotonic() + seconds, 0
+        while (left := until - time.monotonic()) > 0:
+            for file, _ in self._poller.poll(left):
+                self._steps[file].send(self._clients[file].read())
+                replies += 1
+            while self._arrived[self._slowest] == len(self._clients):
+                del self._arrived[self._slowest]
+                self._slowest += 1
+                paused, self._paused = self._paused, []
+                for file in paused:
+                    self._steps[file].send(b"")
+        return replies
+
+    def _commands(self, connection: Connection) -> Generator[None, bytes]:
+        """Put, reserve and delete; each step gets a reply, or nothing after a pause."""
+        client, tubes, cycles = connection.client, connection.tubes, 0
+        while True:
+            put = b"put-in-tube %b " % tubes[cycles % len(tubes)] if len(tubes) > 1 else b"put "
+            client.send(b"%b0 0 60 %d\r\n%b\r\n" % (put, len(BODY), BODY))
+            _expect((yield), b"INSERTED ")
+            client.send(b"reserve\r\n")
+            reply = yield
+            while reply.count(b"\n") < 2:
+                reply += yield
+            client.send(b"delete %b\r\n" % _expect(reply, b"RESERVED ").split(b" ")[1])
+            _expect((yield), b"DELETED")
+            self._arrived[cycles] += 1
+            cycles += 1
+            if cycles > self._slowest + MAX_AHEAD:
+                self._paused.append(client.sock.fileno())
+                yield
 
 
 def main() -> int:
@@ -72,42 +155,57 @@ def print_rows(rows: Iterator[str]) -> int:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[str]:
-    yield "| server | load | CPU us/command | to one process | commands/s | to one process |"
-    yield "|---|---|---|---|---|---|"
-    base: Result | None = None
-    contenders = [("beanstalkd", 1, "own", "beanstalkd -l 127.0.0.1 -p {port}"), ("1 process", 1, "own", OURS_COMMAND)]
+    yield "| server | load | CPU us/command | to one process | commands/s | to one process | to separate servers |"
+    yield "|---|---|---|---|---|---|---|"
+
+    def measured(command: str, setup: Setup) -> Result:
+        return measure(command, setup, options.rounds, options.seconds, options.quota)
+
+    each = options.connections
+    theirs = measured("beanstalkd -l 127.0.0.1 -p {port}", Setup(connections=each))
+    one = measured(OURS_COMMAND, Setup(connections=each))
+    yield _row("beanstalkd", "own", theirs, one, None)
+    yield _row("1 process", "own", one, one, None)
     for count in options.processes:
-        command = f"{OURS_COMMAND} --processes {count}"
-        contenders += [(f"{count} processes", count, load, command) for load in LOADS]
-    for name, count, load, command in contenders:
-        result = measure(command, count, load, options.connections, options.rounds, options.seconds, options.quota)
-        if name == "1 process":
-            base = result
-        cpu, rate = (result.cpu_us / base.cpu_us, result.rate / base.rate) if base is not None else (0.0, 0.0)
-        yield f"| {name} | {load} | {result.cpu_us:.2f} | {cpu:.2f} | {result.rate:,.0f} | {rate:.2f} |"
+        separate = measured(OURS_COMMAND, Setup(servers=count, connections=each))
+        yield _row(f"{count} separate servers", "own", separate, one, separate)
+        for load in LOADS:
+            setup = Setup(processes=count, load=load, connections=each)
+            result = measured(f"{OURS_COMMAND} --processes {count}", setup)
+            yield _row(f"{count} processes", load, result, one, separate)
 
 
-def measure(
-    command: str, processes: int, load: str, connections: int, rounds: int, seconds: float, quota: float
-) -> Result:
-    """Return the median of *rounds* samples of the *load*, one of LOADS, with *connections* to each process."""
-    with _running(command, quota) as (port, pids), ExitStack() as stack:
-        clients = _connect(port, processes, pids, connections, stack)
-        _set_tubes(clients, processes, load)
-        _cycle(clients, 0.3)
-        samples = [_sample(clients, pids, seconds) for _ in range(rounds)]
+def _row(name: str, load: str, result: Result, one: Result, separate: Result | None) -> str:
+    linear = f"{result.rate / separate.rate:.2f}" if separate is not None else ""
+    cells = [f"{result.cpu_us:.2f}", f"{result.cpu_us / one.cpu_us:.2f}", f"{result.rate:,.0f}"]
+    return f"| {' | '.join([name, load, *cells, f'{result.rate / one.rate:.2f}', linear])} |"
+
+
+def measure(command: str, setup: Setup, rounds: int, seconds: float, quota: float) -> Result:
+    """Return the median of *rounds* samples; with *quota*, each process may use that part of one CPU (0: no limit)."""
+    with ExitStack() as stack:
+        pids, clients = [], []
+        for _ in range(setup.servers):
+            port, found = stack.enter_context(_running(command, quota))
+            pids += found
+            clients += _connect(port, setup, found, stack)
+        _set_tubes(clients, setup)
+        cycles = stack.enter_context(closing(_Cycles(clients)))
+        cycles.run(WARM_UP_SECONDS)
+        samples = [_sample(cycles, pids, seconds) for _ in range(rounds)]
     return Result(median([sample.cpu_us for sample in samples]), median([sample.rate for sample in samples]))
 
 
-def _sample(connections: list[Connection], pids: list[int], seconds: float) -> Result:
+def _sample(cycles: _Cycles, pids: list[int], seconds: float) -> Result:
     cpu, began = _cpu_seconds(pids), time.monotonic()
-    commands = _cycle(connections, seconds)
+    commands = cycles.run(seconds)
     elapsed, used = time.monotonic() - began, _cpu_seconds(pids) - cpu
     return Result(used / commands * 1e6, commands / elapsed)
 
 
-def _connect(port: int, count: int, pids: list[int], each: int, stack: ExitStack) -> list[Connection]:
-    """Return *each* connections to each process. The processes have started in the order of their shards."""
+def _connect(port: int, setup: Setup, pids: list[int], stack: ExitStack) -> list[Connection]:
+    """Return connections to each process of a server. The processes have started in the order of their shards."""
+    count, each = setup.processes, setup.connections
     found: dict[int, list[Connection]] = {shard: [] for shard in range(count)}
     children = sorted(pids)[1:] if count > 1 else []
     for _ in range(MAX_CONNECTIONS):
@@ -124,16 +222,17 @@ def _connect(port: int, count: int, pids: list[int], each: int, stack: ExitStack
     raise BenchError(f"no {each} connections to each process after {MAX_CONNECTIONS}")
 
 
-def _set_tubes(connections: list[Connection], count: int, load: str) -> None:
+def _set_tubes(connections: list[Connection], setup: Setup) -> None:
     """Choose the tubes of each connection, and watch and use them; a connection shares its tubes with no other."""
+    count = setup.processes
     for number, connection in enumerate(connections):
         own = connection.shard
         shards = [own]
-        if load == "other":
+        if setup.load == "other":
             shards = [(own + 1 + number % (count - 1)) % count]
-        elif load == "mixed":
+        elif setup.load == "mixed":
             shards = [number // count % count]
-        elif load == "across":
+        elif setup.load == "across":
             shards = list(range(count))
         connection.tubes = [_tube(shard, count, number) for shard in shards]
         for tube in connection.tubes:
@@ -146,29 +245,6 @@ def _tube(shard: int, count: int, number: int) -> bytes:
     """Return a name of a tube that lives on *shard*."""
     names = (b"tube-%d-%d" % (number, attempt) for attempt in range(100_000))
     return next(name for name in names if crc32(name) % count == shard)
-
-
-def _cycle(connections: list[Connection], seconds: float) -> int:
-    """Put, reserve and delete on all connections for *seconds*; return the number of commands."""
-    until, cycles = time.monotonic() + seconds, 0
-    clients = [connection.client for connection in connections]
-    while time.monotonic() < until:
-        for connection in connections:
-            tubes, put = connection.tubes, b"put "
-            if len(tubes) > 1:
-                put = b"put-in-tube %b " % tubes[cycles % len(tubes)]
-            connection.client.send(b"%b0 0 60 %d\r\n%b\r\n" % (put, len(BODY), BODY))
-        for client in clients:
-            _expect(client.read_lines(1), b"INSERTED ")
-        for client in clients:
-            client.send(b"reserve\r\n")
-        ids = [_expect(client.read_lines(2), b"RESERVED ").split(b" ")[1] for client in clients]
-        for client, id in zip(clients, ids, strict=True):
-            client.send(b"delete %b\r\n" % id)
-        for client in clients:
-            _expect(client.read_lines(1), b"DELETED")
-        cycles += 1
-    return cycles * len(connections) * 3
 
 
 def _expect(reply: bytes, word: bytes) -> bytes:

@@ -4,10 +4,10 @@ The costs are measured first, with servers that may use a part of one CPU only, 
 command with one connection, where each command has a turn of the event loop for itself, and with many, where commands
 share turns. From these follow the costs of a turn, of a command, and of a message between two servers.
 
-The simulation has the turns of each server: a turn serves up to BATCH sockets that have input, and then sends what it
-has for clients and for other servers. Each client has one command in flight. Assumptions: all servers are equal and
-have one CPU each; the network delays, but does not limit; tubes are spread evenly; no journal; each command costs the
-same, whatever it does.
+The simulation has the turns of each server: a turn serves up to BATCHES batches of BATCH sockets that have input, and
+then sends what it has for clients and for other servers. Each client has one command in flight. Assumptions: all
+servers are equal and have one CPU each; the network delays, but does not limit; tubes are spread evenly; no journal;
+each command costs the same, whatever it does.
 """
 
 import argparse
@@ -18,11 +18,14 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Final, NamedTuple
 
-from .processes import CONNECTIONS, Result, measure, print_rows
+from .processes import CONNECTIONS, Result, Setup, measure, print_rows
 from .servers import OURS_COMMAND
 
 BATCH: Final = 16
-"""Sockets served in a turn: `BATCH_SIZE` of greenstalk_server.net.poller."""
+"""Sockets served together: `BATCH_SIZE` of greenstalk_server.net.poller."""
+
+BATCHES: Final = 4
+"""Batches after which a server sends what it has for other servers: those in `MAX_BATCHES` of the same module."""
 
 COMMANDS: Final = 3000
 """Commands that each server's clients send in a simulation, on average."""
@@ -61,7 +64,7 @@ TURN: Final = Socket(-2, 0)
 class Costs:
     """CPU in microseconds.
 
-    turn        of a turn of the event loop.
+    turn        of a batch, and of waiting for it.
     own         of a command on the shard of the process that holds the connection, without the turn.
     forwarded   of a command for another shard, at its front and its owner together, without turns and messages.
     message     of sending and receiving what one turn has for another server.
@@ -141,9 +144,10 @@ class Simulation:
     def _take_turn(self, time: float, server: int) -> None:
         """Serve what has arrived; send replies and messages at the end of the turn."""
         costs, load, inputs = self._costs, self._load, self._inputs[server]
-        cost, answered = costs.turn, 0
+        served = list(inputs)[: BATCHES * BATCH]
+        cost, answered = costs.turn * -(-len(served) // BATCH), 0
         links: dict[int, Message] = {}
-        for socket in list(inputs)[:BATCH]:
+        for socket in served:
             message = inputs.pop(socket)
             if socket.peer != CLIENT:
                 cost += costs.message / 2 + (message.commands + message.replies) * costs.forwarded / 3
@@ -217,7 +221,8 @@ def _rows(options: argparse.Namespace) -> Iterator[str]:
     measured = []
     for command, count, load in ((OURS_COMMAND, 1, "own"), (both, 2, "other")):
         for connections in (1, CONNECTIONS):
-            result = measure(command, count, load, connections, options.rounds, options.seconds, options.quota)
+            setup = Setup(processes=count, load=load, connections=connections)
+            result = measure(command, setup, options.rounds, options.seconds, options.quota)
             yield f"measured: {count} processes, {load} shard, {connections} connections each: {result.cpu_us:.2f} us"
             measured.append(result)
     costs = fitted(*measured)
