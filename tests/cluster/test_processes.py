@@ -18,6 +18,7 @@ from greenstalk_server.cluster.placement import Placement
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL
+from tests.support import forking
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, environment, run_here
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
@@ -57,19 +58,22 @@ def server(tmp_path: Path) -> Iterator[Daemon]:
         yield running
 
 
-def test_each_process_has_a_shard_and_all_serve_one_port(server: Daemon, tmp_path: Path) -> None:
-    assert "with 2 others" in server.first_lines
-    assert f"kept in {tmp_path}" in server.first_lines
-    assert len(children(server)) == 2
-    with connect(server) as sock:
-        assert pid_behind(sock) in {child.pid for child in children(server)}
-    ids = {server.ask(b"put 0 0 9 1\r\nx\r\n") for _ in range(4)}
-    assert len(ids) == 4
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["links", "lock", "shard-0", "shard-1"]
-    secret = re.compile(rb"_GREENSTALK_PLACEMENT=\*+$")
-    for child in children(server):
-        variables = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
-        assert any(secret.fullmatch(variable) for variable in variables)
+def test_each_process_has_a_shard_and_all_serve_one_port(tmp_path: Path) -> None:
+    """The option -u prevents forks of one interpreter: see tests/support/forking.py."""
+    command = (COMMAND[0], "-u", *COMMAND[1:])
+    with Daemon("--processes", "2", "-b", str(tmp_path), *QUIET, command=command) as server:
+        assert "with 2 others" in server.first_lines
+        assert f"kept in {tmp_path}" in server.first_lines
+        assert len(children(server)) == 2
+        with connect(server) as sock:
+            assert pid_behind(sock) in {child.pid for child in children(server)}
+        ids = {server.ask(b"put 0 0 9 1\r\nx\r\n") for _ in range(4)}
+        assert len(ids) == 4
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["links", "lock", "shard-0", "shard-1"]
+        secret = re.compile(rb"_GREENSTALK_PLACEMENT=\*+$")
+        for child in children(server):
+            variables = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+            assert any(secret.fullmatch(variable) for variable in variables)
 
 
 def test_killed_child_is_restarted_and_the_others_stay(server: Daemon) -> None:
@@ -156,10 +160,7 @@ def test_drain_reaches_all_and_outlives_a_restart(server: Daemon) -> None:
 
 def run(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *QUIET, *flags]
-    environ = environment(**variables)
-    return subprocess.run(
-        command, env=environ, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
+    return forking.run(command, cwd=REPOSITORY, env=environment(**variables), text=True, timeout=TIMEOUT)
 
 
 def test_other_number_of_processes_is_refused_with_the_command_that_converts(tmp_path: Path) -> None:

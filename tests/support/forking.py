@@ -4,6 +4,9 @@ A new interpreter takes 0.2 to 0.5 s of CPU to import the program; a fork takes 
 arguments, environment, directory, streams and signals, and is a child of the process that starts it, as after an exec;
 only /proc/PID/environ and /proc/PID/cmdline show the parent's values. It ends without destroying the objects of the
 interpreter, which would copy the pages of all modules: 50 ms of CPU, as much as the rest of a short life.
+
+The parent of several processes forks, and executes the program in its children. Those of a fork continue as forks. A
+server that executes the program again in its own process does so.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import gc
 import importlib
 import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 PROGRAMS: Final = ("greenstalk_server", "greenstalkctl")
 IMPORTED: Final = (
@@ -170,6 +174,42 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     sys.argv = request["command"][2:]
 
 
+def _fork_children() -> None:
+    """Make `os.execve` in the forks of this process run the program instead, if that is what it would execute."""
+    execve, own = os.execve, os.getpid()
+
+    def run_or_execute(path: str, command: list[str], environ: Mapping[str, str]) -> None:
+        if os.getpid() == own or command != sys.orig_argv:
+            execve(path, command, environ)
+        _run_instead(environ)
+
+    os.execve = run_or_execute  # type: ignore[assignment]
+
+
+def _run_instead(environ: Mapping[str, str]) -> NoReturn:
+    """Run the program with *environ* and the arguments of this process, and exit, as after an exec.
+
+    Objects that own closed file descriptors live on in the frames of the caller, so nothing closes them again.
+    """
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  the names are numbers
+        with suppress(OSError):  # it was that of the list
+            if not os.get_inheritable(fd):
+                os.close(fd)
+    os.environ.clear()
+    os.environ.update(environ)
+    logging.getLogger().handlers.clear()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _fork_children()
+    try:
+        sys.exit(_run_program())
+    except SystemExit as stop:
+        _end(stop.code if isinstance(stop.code, int) else 1)
+    except BaseException:  # noqa: BLE001  nothing of the caller may run
+        sys.excepthook(*sys.exc_info())
+    os._exit(1)
+
+
 def _stream(fd: int, *, is_raw: bool) -> io.TextIOWrapper:
     """Return the text stream that the interpreter makes of its standard stream *fd*."""
     return io.TextIOWrapper(
@@ -186,6 +226,11 @@ def main() -> int:
         importlib.import_module(name)
     gc.freeze()  # otherwise each fork copies the pages of all objects when it collects garbage
     _serve(socket.socket(fileno=int(sys.argv[1])))
+    _fork_children()
+    return _run_program()
+
+
+def _run_program() -> int:
     program = importlib.import_module(f"{sys.argv[0]}.__main__")
     code: int = program.main() if sys.argv[0] == "greenstalk_server" else program.run()
     return code
