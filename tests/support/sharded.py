@@ -122,6 +122,7 @@ class ShardedServer(Server):
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection, tuple[str, int]]:
         process, first, self.address = super()._start()
+        first.ask(b"stats-group barrier")  # all processes serve: the reply has the jobs of all shards
         first.close()
         self._processes = sorted(psutil.Process(process.pid).children(), key=_link_path)
         self._controls = [self._connect_to(shard, START_SECONDS) for shard in range(len(self._processes))]
