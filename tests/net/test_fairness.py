@@ -22,6 +22,7 @@ import pytest
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import connecting, finishing, kicking, putting
+from greenstalk_server.journal.batch import Batch
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.record import UPDATE_SIZE
 from greenstalk_server.journal.startup import recover
@@ -227,7 +228,8 @@ def test_records_of_a_long_kick_are_committed_between_its_slices(
 ) -> None:
     """All records of the kick would take ten times MAX_UNCOMMITTED bytes. On a slow disk, more wait for a commit.
 
-    So do more if the thread that commits gets little CPU, as on a busy machine.
+    The loop itself runs the batches that it would pass to the thread after a slow write: while the thread waits for a
+    CPU, the kick goes on and its records are pending.
     """
     files, now = Directory(str(memory_path)), steady_clock()()
     journal = JournalWriter(files, 2**25, SECOND, os.urandom)
@@ -238,6 +240,7 @@ def test_records_of_a_long_kick_are_committed_between_its_slices(
     for _ in range(count):
         assert putting.put(broker, client, broker.allocate_id(), 0, 1000 * SECOND, SECOND, b"", now) > 0
     committer = Committer(journal)
+    monkeypatch.setattr(committer, "_run_in_thread", Batch.run)
     committer.start()
     assert committer.wait(TIMEOUT)
     pending, kick = list[int](), kicking.kick
@@ -252,7 +255,7 @@ def test_records_of_a_long_kick_are_committed_between_its_slices(
     pair.send(b"kick %d\r\n" % count)
     wait_until(lambda: is_readable(pair.peer))
     assert pair.peer.recv(100) == b"KICKED %d\r\n" % count
-    assert len(pending) > count // SLICE and max(pending) < 5 * MAX_UNCOMMITTED
+    assert len(pending) > count // SLICE and max(pending) < 2 * MAX_UNCOMMITTED
     assert any(later < earlier for earlier, later in pairwise(pending))
     pair.hang_up()
     committer.stop()
