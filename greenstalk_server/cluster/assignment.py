@@ -44,8 +44,8 @@ def choose(
     1. The shard that an operator wants this process to lead.
     2. The current shard if it is free: to take it over is the purpose of a follower.
     3. A free shard that no process follows, or whose followers have not taken it over for PATIENCE.
-    4. The shard with the fewest followers, owned by another machine if possible. A process leaves its current shard
-       only if that has at least two followers more, and only one process leaves it at a time.
+    4. The shard with the fewest followers besides this process, owned by another machine if possible. Only one process
+       leaves a shard at a time.
     """
     if wanted is not None and 0 <= wanted < len(shards):
         return wanted
@@ -58,8 +58,8 @@ def choose(
     if current is None:
         return best
     here = shards[current].followers
-    is_crowded = len(here) >= len(shards[best].followers) + 2
-    return best if is_crowded and me == max(here, default=me) else current
+    is_better = _burden(shards[best], me) < _burden(shards[current], me)
+    return best if is_better and me == max(here, default=me) else current
 
 
 def _is_orphan(shard: ShardView, me: str) -> bool:

@@ -43,6 +43,12 @@ def test_one_process_at_a_time_leaves_a_crowded_shard() -> None:
     assert choose([view("a", "b"), view("c")], "b", 0, None, first) == 0
 
 
+def test_process_leaves_a_shard_whose_owner_is_on_its_machine() -> None:
+    assert choose([view("me", is_near=True), view()], "me", 0, None, first) == 1
+    assert choose([view("me", is_near=True), view("other")], "me", 0, None, first) == 0
+    assert choose([view("me", is_near=True), view(is_near=True)], "me", 0, None, first) == 0
+
+
 def test_process_follows_the_shard_that_an_operator_wants_it_to_lead() -> None:
     assert choose([view("me", free_for=9.0), view("other")], "me", 0, 1, first) == 1
     assert choose([view("me"), view()], "me", 0, 7, first) == 0
