@@ -61,7 +61,7 @@ def _run_server(options: Options, placement: Placement | None) -> int:
 
     logs.install(options.log_level, options.log_format)
     if placement is not None:
-        log_format.add_field("shard", placement.shard)
+        log_format.add_field(*placement.log_field)
         daemon.run(placement.share_of(options), os.environ, placement)
         return EXIT_OK
     try:

@@ -27,9 +27,9 @@ from greenstalk_server import BUILD, __version__
 from greenstalk_server.cluster.control import ControlSocket
 from greenstalk_server.cluster.placement import READY as CHILD_READY
 from greenstalk_server.cluster.placement import STOPPING as CHILD_STOPPING
-from greenstalk_server.cluster.placement import Placement
+from greenstalk_server.cluster.placement import Placement, ShardPlacement
 from greenstalk_server.cluster.roster import Roster
-from greenstalk_server.cluster.status import HOME, ClusterStatus
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.config_file import Reloadable, read_reloadable
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import PROGRAM, Options, secret_variables
@@ -137,8 +137,8 @@ def run(options: Options, environ: Mapping[str, str], placement: Placement | Non
             )
         factory = None
         if options.web_enabled:
-            is_home = placement is None or placement.shard == HOME
-            web_listener = at_exit.enter_context(open_web_listener(options)) if is_home else None
+            listens = placement is None or placement.serves_dashboard
+            web_listener = at_exit.enter_context(open_web_listener(options)) if listens else None
             factory = _dashboard_factory(web_listener, options, listeners)
         if options.user is not None:
             drop_privileges(options.user)
@@ -152,7 +152,8 @@ def run(options: Options, environ: Mapping[str, str], placement: Placement | Non
         serve = _serve
         if options.journal is not None:
             serve = _serve_in_cluster if options.link is None else _serve_as_front
-        roster = Roster(placement.links) if placement is not None else None
+        shard = placement.shard if placement is not None else None
+        roster = Roster(shard.links) if shard is not None else None
         resources = _Resources(
             listeners, factory, certificates, link_certificates, max_files, parent, placement, roster
         )
@@ -169,8 +170,8 @@ def _open_listeners(options: Options, environ: Mapping[str, str], placement: Pla
 class _Resources:
     """The sockets, certificates and file limit, which are acquired before the journal is read.
 
-    parent, placement, roster   the socket to the parent of this process, its placement, and the processes of all
-                                shards, if it is one of several.
+    parent, placement   the socket to the parent of this process, and its placement, if it is one of several.
+    roster              the processes of all shards, if this process owns one as long as it lives.
     """
 
     listeners: Sequence[Listener]
@@ -181,6 +182,11 @@ class _Resources:
     parent: ControlSocket | None
     placement: Placement | None
     roster: Roster | None
+
+    @property
+    def shard(self) -> ShardPlacement | None:
+        """The shard that this process owns as long as it lives; None if it owns the whole queue, or is in a cluster."""
+        return self.placement.shard if self.placement is not None else None
 
 
 def _dashboard_factory(
@@ -199,7 +205,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     policy_file = _PolicyFile(options)
     if resources.dashboard_factory is not None:
         resources.dashboard_factory.settings = lambda: policy_file.settings
-    broker, committer = _recovered_broker(options, clock, policy_file, resources.placement)
+    broker, committer = _recovered_broker(options, clock, policy_file, resources.shard)
     files = DescriptorBudget(resources.max_files, broker.limit_counters)
     links = _links(options, resources, broker, clock, committer)
     server = _server(options, resources, broker, clock, committer, files, links)
@@ -223,11 +229,16 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
         parent.listen(resources.roster.update, stopping.set)
         parent.report(CHILD_READY)
     stopping.wait()
-    if parent is None:
+    _report_stopping(resources, environ)
+    _stop(server, web_server, dashboard)
+
+
+def _report_stopping(resources: _Resources, environ: Mapping[str, str]) -> None:
+    """Tell the parent of this process, or the service manager, that this process stops."""
+    if resources.parent is None:
         notify_manager(STOPPING, environ)
     else:
-        parent.report(CHILD_STOPPING)
-    _stop(server, web_server, dashboard)
+        resources.parent.report(CHILD_STOPPING)
 
 
 def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _Resources) -> None:
@@ -278,7 +289,9 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
         from greenstalk_server.cluster.membership import Membership  # noqa: PLC0415  optional dependency
         from greenstalk_server.journal.postgresql.members import Members  # noqa: PLC0415  optional dependency
     listener, address = open_link_listener(options)
-    lease = leadership.make_lease(options, describe(resources.listeners[0].sock))
+    parent, placement = resources.parent, resources.placement
+    number = placement.number if placement is not None else None
+    lease = leadership.make_lease(options, describe(resources.listeners[0].sock), number)
     members = Members(
         lease, options.journal_name, options.shards, options.pins, os.uname().nodename, address, __version__
     )
@@ -292,17 +305,22 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     candidate = leadership.Candidate(
         lease, make_queue, options.strict_recovery, membership, options.outage_wait_ns / SECOND
     )
-    lifetime = leadership.ProcessLifetime(candidate)
+    lifetime = leadership.ProcessLifetime(candidate, has_parent=parent is not None)
     web_server = _standby_web_server(options, resources, policy_file, candidate.status, lambda: links)
     _handle_signals(lifetime.drain, lifetime.request_exit, options, resources, policy_file)
     _announce(options, resources)
-    notify_manager(READY, environ)
+    if parent is None:
+        notify_manager(READY, environ)
+    else:
+        parent.listen(lambda _: None, lifetime.request_exit)  # the database says who leads the shards
     lifetime.start()
     if not membership.open(lifetime.stopping.is_set):
-        notify_manager(STOPPING, environ)
+        _report_stopping(resources, environ)
         if web_server is not None:
             web_server.stop(timeout=WEB_STOP_TIMEOUT)
         return
+    if parent is not None:
+        parent.report(CHILD_READY)
     candidate.set_clock(steady_clock(membership.time))
     server, links, files = _front_server(options, resources, membership, listener, candidate.clock)
     lifetime.on_drain, lifetime.on_hold, lifetime.on_release = server.drain, server.hold, server.release
@@ -320,15 +338,16 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
         server.lead(queue.broker, queue.committer)
         release, membership.leads = lifetime.release_leadership, True
         yield_to_loop()  # the other processes learn who leads before the dashboard is made
-        if web_server is not None:
+        if resources.dashboard_factory is not None:
             queue.prepare(candidate.status)
             dashboard = queue.dashboard
             assert dashboard is not None
             dashboard.restore()
-            web_server.application = dashboard.app
+            if web_server is not None:
+                web_server.application = dashboard.app
         lifetime.stopping.wait()
     if lifetime.is_exiting:
-        notify_manager(STOPPING, environ)
+        _report_stopping(resources, environ)
     _stop(server, web_server, dashboard, release)
     membership.stop()
     if not lifetime.is_exiting:
@@ -365,7 +384,7 @@ def _standby_web_server(
     status: Callable[[], ClusterStatus],
     links: Callable[[], Links | None] = lambda: None,
 ) -> WebServer | None:
-    """Return the started web server of a standby with *status*; None if there is no dashboard.
+    """Return the started web server of a standby with *status*; None if this process serves no dashboard.
 
     *links* returns the links to the owners of the shards; None before there are any.
     """
@@ -373,7 +392,16 @@ def _standby_web_server(
     if factory is None:
         return None
     factory.settings = lambda: policy_file.settings
-    app = factory.create_standby_app(status, os.uname().nodename, steady_clock(), links, options.max_job_size)
+    if not factory.listens:
+        return None
+    app = factory.create_standby_app(
+        status,
+        os.uname().nodename,
+        steady_clock(),
+        links,
+        options.max_job_size,
+        is_one_of_several=resources.parent is not None,
+    )
     web_server = factory.create_server(app, DescriptorBudget(resources.max_files, LimitCounters()))
     web_server.start()
     return web_server
@@ -406,10 +434,11 @@ def _links(
 ) -> Links | None:
     """Return the links to the other processes of the queue; None if there are none."""
     placement, roster = resources.placement, resources.roster
-    if placement is None or roster is None:
+    if placement is None or placement.shard is None or roster is None:
         return None
-    identity = Identity(placement.queue, bytes.fromhex(placement.secret), placement.process, broker.ids)
-    listener = socket.socket(fileno=placement.link_fd)
+    shard = placement.shard
+    identity = Identity(shard.queue, bytes.fromhex(shard.secret), placement.process, broker.ids)
+    listener = socket.socket(fileno=shard.link_fd)
     return Links(
         identity,
         roster,
@@ -418,7 +447,7 @@ def _links(
         clock,
         committer,
         options.access,
-        placement.shard,
+        shard.shard,
         outage_wait=options.outage_wait_ns,
     )
 
@@ -470,21 +499,21 @@ class _PolicyFile:
 
 
 def _recovered_broker(
-    options: Options, clock: Clock, policy_file: _PolicyFile, placement: Placement | None
+    options: Options, clock: Clock, policy_file: _PolicyFile, shard: ShardPlacement | None
 ) -> tuple[Broker, Committer | None]:
     """Return the broker with the jobs of the journal, and the journal's committer, if there is a journal."""
     if options.data_dir is None:
-        ids = placement.identity.ids if placement is not None else ONE_SHARD
+        ids = shard.identity.ids if shard is not None else ONE_SHARD
         broker = _broker(options, clock, NullJournal(options.journal_file_size), can_evict=False, ids=ids)
         policy_file.apply_to(broker, clock)
         return broker, None
     files = Directory(options.data_dir)
     size = max(options.journal_file_size, MIN_FILE_SIZE)
     journal = JournalWriter(files, size, options.sync_interval_ns, os.urandom)
-    ids = require_identity(options.data_dir, placement.identity if placement is not None else None)
+    ids = require_identity(options.data_dir, shard.identity if shard is not None else None)
     broker = _broker(options, clock, journal, can_evict=True, ids=ids)
     policy_file.apply_to(broker, clock)
-    recover(files, broker, journal, clock(), is_strict=options.strict_recovery, ends_remote=placement is None)
+    recover(files, broker, journal, clock(), is_strict=options.strict_recovery, ends_remote=shard is None)
     return broker, Committer(journal, Loader(broker, journal, broker.bodies) if broker.bodies is not None else None)
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, ParamSpec
 
+from greenstalk_server.cluster.placement import address_of
 from greenstalk_server.config.options import PROGRAM, Options, UsageError
 from greenstalk_server.config.text import quote_value
 from greenstalk_server.config.validation import refuse_equal_passwords
@@ -176,8 +177,8 @@ def _socket_findings(options: Options, environ: Mapping[str, str]) -> Iterator[S
     if not is_before_start:
         for where in options.listen:
             yield from _address_findings(where, options.port, lambda error: error)
-    if options.link is not None:
-        yield from _address_findings(options.link_listen or options.link, 0, of_links)
+    for number in range(options.processes) if options.link is not None else ():
+        yield from _address_findings(address_of(options.link_listen or options.link or "", number), 0, of_links)
     names = None if is_before_start else [where.removeprefix(PLAIN_PREFIX) for where in options.listen]
     yield from _attempt(refuse_unusable_rules, options, names)
     if options.web_enabled:

@@ -34,7 +34,7 @@ COMMIT_TIMEOUT: Final = 5.0
 """Seconds that a change made on the dashboard waits for the disk, before the response says that it is not durable."""
 
 
-BY_HOME: Final = "served by the process of shard 0"
+BY_HOME: Final = "served by the first process"
 
 
 def _provider(options: Options) -> Provider | None:
@@ -130,9 +130,13 @@ class DashboardFactory:
         clock: Clock,
         links: Callable[[], Links | None],
         max_job_size: int,
+        *,
+        is_one_of_several: bool,
     ) -> Flask:
         """Return the app that a standby serves: see web.standby."""
-        return create_standby_app(role, hostname, clock, self._options, links, max_job_size)
+        return create_standby_app(
+            role, hostname, clock, self._options, links, max_job_size, is_one_of_several=is_one_of_several
+        )
 
     @property
     def listens(self) -> bool:

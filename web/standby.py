@@ -44,13 +44,18 @@ def create_standby_app(
     options: WebOptions,
     links: Callable[[], Links | None] = lambda: None,
     max_job_size: int = 0,
+    *,
+    is_one_of_several: bool = False,
 ) -> Flask:
     """Return the app that a standby with *role* serves on the dashboard's port.
 
     *links* returns the links to the owners of the shards, whose jobs have at most *max_job_size* bytes; None without.
+    *is_one_of_several*: whether this process serves the port for other servers of its machine too. Then the metrics are
+    those of the whole queue.
     """
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
-    app.before_request(partial(_pass_home, links, max_request_size(max_job_size)))
+    own = OF_PROCESS if is_one_of_several else OF_STANDBY
+    app.before_request(partial(_pass_home, links, max_request_size(max_job_size), own))
     app.jinja_env.template_class = PageTemplate
     store = Store(SqliteRows(None), is_kept=False)
     Guard(options, hostname, clock, Audit(clock, store), store, has_login=False).init_app(app)
@@ -85,13 +90,13 @@ def create_standby_app(
     return app
 
 
-def _pass_home(links_now: Callable[[], Links | None], max_request: int) -> Response | None:
-    """Return the response of the home process; None if there is no link to it, or if this process serves the request.
+def _pass_home(links_now: Callable[[], Links | None], max_request: int, own: frozenset[str]) -> Response | None:
+    """Return the response of the home process; None if there is no link to it, or if the endpoint is one of *own*.
 
     Switches.
     """
     links = links_now()
-    if links is None or not links.is_linked(HOME) or request.endpoint in OF_STANDBY or IS_OUTSIDE in request.environ:
+    if links is None or not links.is_linked(HOME) or request.endpoint in own or IS_OUTSIDE in request.environ:
         return None
     try:
         return Sender(partial(call, links), max_request).send_home()

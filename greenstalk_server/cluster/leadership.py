@@ -481,7 +481,9 @@ class ProcessLifetime:
     on_hold, on_release     have the server serve no client while its lease is over; set if it can be renewed late.
     """
 
-    def __init__(self, candidate: Candidate[Any]) -> None:
+    def __init__(self, candidate: Candidate[Any], has_parent: bool = False) -> None:
+        """*has_parent*: whether a parent starts this process again when it ends."""
+        self._has_parent: bool = has_parent
         self.stopping: Event = Event()
         self.is_exiting: bool = False
         self.on_drain: Callable[[], None] = _log_ignored_drain
@@ -529,9 +531,14 @@ class ProcessLifetime:
             log.warning("cannot release leadership: %s; a standby takes over when the lease ends", error)
 
     def execute_again(self) -> NoReturn:
-        """Execute the program from the start, under the same process id: all connections and all state are dropped."""
+        """Execute the program from the start, under the same process id: all connections and all state are dropped.
+
+        With a parent, end; the parent starts the process again.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
+        if self._has_parent:
+            os._exit(EXIT_OK)
         for fd, kept in zip(_inherited_fds(), self._inherited, strict=True):
             os.dup2(kept, fd)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # pending until the new program handles them
@@ -609,11 +616,15 @@ def _log_ignored_drain() -> None:
     log.info("SIGUSR1 is ignored: a standby has nothing to drain")
 
 
-def make_lease(options: Options, where: str) -> LeaderLease:
-    """Return the lease of the journal in *options* for a server that listens at *where*; raise StartError."""
+def make_lease(options: Options, where: str, number: int | None = None) -> LeaderLease:
+    """Return the lease of the journal in *options* for a server that listens at *where*; raise StartError.
+
+    *number*: number of the server among those that listen there, from 0; None if it is the only one.
+    """
     assert options.journal is not None
     conninfo = conninfo_of(options.journal, options.label_of("journal"))
     name = "".join([char if char.isprintable() else "?" for char in _server_name(where)])
+    name += f"-{number + 1}" if number is not None else ""
     return LeaderLease(
         conninfo, options.journal_name, name, options.lease_ns / SECOND, os.environ.pop(PREVIOUS_HOLDER, "")
     )

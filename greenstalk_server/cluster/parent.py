@@ -1,6 +1,7 @@
-"""The parent of several processes: starts one for each shard, restarts those that die, and passes on signals.
+"""The parent of several processes: starts them, restarts those that die, and passes on signals.
 
-It holds the listening sockets and the lock of the data directory, but no job and no connection. It imports neither
+Each process owns a shard in a directory; or each is a server of a cluster, whose queue is in a database. The parent
+holds the listening sockets and the lock of the data directory, but no job and no connection. It imports neither
 gevent nor the server, and it has one thread. Each child is the same program with the same arguments. It accepts from
 the sockets that all share, so a connection that waits to be accepted survives the death of a child.
 
@@ -27,7 +28,15 @@ from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
 from greenstalk_server import BUILD, __version__
-from greenstalk_server.cluster.placement import FAILED, MAX_REPORT, PLACEMENT, READY, STOPPING, Placement
+from greenstalk_server.cluster.placement import (
+    FAILED,
+    MAX_REPORT,
+    PLACEMENT,
+    READY,
+    STOPPING,
+    Placement,
+    ShardPlacement,
+)
 from greenstalk_server.cluster.roster import encode
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import PROGRAM, Options, secret_variables
@@ -104,32 +113,49 @@ def run(options: Options, listeners: Sequence[Listening], environ: Mapping[str, 
     for warning in options.warnings:
         log.warning("%s", warning)
     raise_file_limit()  # two sockets for each child
-    hidden = [row.variable for row in DEFINITIONS if row.is_secret]
+    hidden = [row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"]
     hide_secrets([*hidden, *secret_variables(options.alerts, options.servers)])
     with ExitStack() as at_exit:
+        fds = [listener.sock.fileno() for listener in listeners]
+        names = tuple([(listener.name, listener.is_tls) for listener in listeners])
+        first = Placement(0, options.processes, "", names, control_fd=FIRST_INHERITED_FD + len(fds))
         with acting_as(options.user) if options.user is not None else nullcontext():
-            shards = _open_shards(options, at_exit)
-            links = _open_links(options, at_exit)
-        placement = Placement(
+            if options.journal is not None:
+                sockets = str(_links_directory(None, options.processes, at_exit)) if options.link is None else ""
+                placements = [replace(first, number=number, sockets=sockets) for number in range(options.processes)]
+                children = [_Child(placement, fds, environ) for placement in placements]
+            else:
+                children = _children_with_shards(options, first, fds, environ, at_exit)
+        parent = _Parent(children, lambda: _announce(options, listeners), environ)
+        return parent.run(is_ready=options.journal is not None)
+
+
+def _children_with_shards(
+    options: Options, first: Placement, fds: Sequence[int], environ: Mapping[str, str], at_exit: ExitStack
+) -> list[_Child]:
+    """Return a child for each shard of the directory, or of a new queue in memory; raise StartError.
+
+    *first* is the placement of the first one, without a shard.
+    """
+    shards = _open_shards(options, at_exit)
+    links = _open_links(options, at_exit)
+    secret, paths = secrets.token_hex(32), tuple([link.getsockname() for link in links])
+    children = []
+    for number, link in enumerate(links):
+        shard = ShardPlacement(
             queue=shards[0].queue,
             shards=options.processes,
-            shard=0,
-            process="",
+            shard=number,
             base=shards[0].ids.base,
             pins=options.pins,
-            secret=secrets.token_hex(32),
-            directory=None,
-            listeners=tuple([(listener.name, listener.is_tls) for listener in listeners]),
-            link_fd=FIRST_INHERITED_FD + len(listeners),
-            links=tuple([link.getsockname() for link in links]),
-            control_fd=FIRST_INHERITED_FD + len(listeners) + 1,
+            secret=secret,
+            directory=directory_of(options.data_dir, number) if options.data_dir is not None else None,
+            link_fd=first.control_fd,
+            links=paths,
         )
-        fds = [listener.sock.fileno() for listener in listeners]
-        children = []
-        for shard, link in enumerate(links):
-            own = directory_of(options.data_dir, shard) if options.data_dir is not None else None
-            children.append(_Child(replace(placement, shard=shard, directory=own), [*fds, link.fileno()], environ))
-        return _Parent(children, lambda: _announce(options, listeners), environ).run()
+        placement = replace(first, number=number, control_fd=first.control_fd + 1, shard=shard)
+        children.append(_Child(placement, [*fds, link.fileno()], environ))
+    return children
 
 
 def _open_shards(options: Options, at_exit: ExitStack) -> Sequence[ShardIdentity]:
@@ -187,19 +213,20 @@ def _links_directory(data_dir: str | None, shards: int, at_exit: ExitStack) -> P
 class _Child:
     """One child: its process, its socket, and when it is restarted.
 
+    name        its name in messages.
     pid         0 while there is no process.
     process     random id of this start of the process; empty while there is no process.
     control     the parent's end of the socket pair; None while there is no process.
     is_told     whether it knows the processes of all shards.
     is_ready    whether it has reported READY.
-    was_ready   whether it, or an earlier process for this shard, has reported READY.
+    was_ready   whether it, or an earlier process in its place, has reported READY.
     failure     the message of its failed start.
     due_at      time of the next start, by the monotonic clock.
     """
 
     def __init__(self, placement: Placement, fds: Sequence[int], environ: Mapping[str, str]) -> None:
-        """*fds* are the sockets of clients and the link socket, in the order in which the child inherits them."""
-        self.shard: int = placement.shard
+        """*fds* are the sockets of clients, and the link socket if any, in the order of inheritance."""
+        self.name: str = placement.name
         self.pid: int = 0
         self.process: str = ""
         self.control: socket.socket | None = None
@@ -218,7 +245,7 @@ class _Child:
         }
 
     def start(self) -> None:
-        """Start a process for the shard."""
+        """Start a process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self.control, self.is_told, self.is_ready, self.failure = ours, False, False, ""
@@ -305,11 +332,17 @@ class _Parent:
         self._roster: list[str] = []
         self._received: socket.socket
 
-    def run(self) -> int:
-        """Start the children, and return the exit code when all have stopped."""
+    def run(self, *, is_ready: bool = False) -> int:
+        """Start the children, and return the exit code when all have stopped.
+
+        *is_ready*: whether to announce that the server is ready before the children are. They may have to wait for a
+        database, and clients may connect meanwhile.
+        """
         with _signals() as self._received:
             for child in self._children:
                 child.start()
+            if is_ready:
+                self._announce_ready()
             self._tell_all()
             while self._stops_by is None or any(child.pid for child in self._children):
                 self._wait()
@@ -391,9 +424,12 @@ class _Parent:
         for number in self._pending:
             child.send_signal(number)
         if not self._is_announced and all(each.was_ready for each in self._children):
-            self._is_announced = True
-            self._announce()
-            notify_manager(process.READY, self._environ)
+            self._announce_ready()
+
+    def _announce_ready(self) -> None:
+        self._is_announced = True
+        self._announce()
+        notify_manager(process.READY, self._environ)
 
     def _reap(self) -> None:
         """Note which children have ended."""
@@ -410,16 +446,19 @@ class _Parent:
         child.end()
         if self._stops_by is not None:
             return
+        if code == EXIT_OK:  # it has handed over, or was stopped alone
+            log.info("%s: process %d has ended; it is started again", child.name, pid)
+            return
         how = f"exited with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         reason = f": {child.failure}" if child.failure else ""
         if code in FINAL_CODES and not child.was_ready:
-            log.critical("shard %d cannot start: the server exits%s", child.shard, reason, extra={"exit_code": code})
+            log.critical("%s cannot start: the server exits%s", child.name, reason, extra={"exit_code": code})
             self._exit_code = code
             self._stop()
         else:
             delay = max(0.0, child.due_at - time.monotonic())
-            message = "shard %d: process %d %s%s; it is restarted in %.1f s, and its clients have to reconnect"
-            log.error(message, child.shard, pid, how, reason, delay)
+            message = "%s: process %d %s%s; it is restarted in %.1f s, and its clients have to reconnect"
+            log.error(message, child.name, pid, how, reason, delay)
 
     def _do_what_is_due(self, now: float) -> None:
         """Start the children that are due, or kill those that have not stopped in time."""

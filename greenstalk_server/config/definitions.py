@@ -175,16 +175,16 @@ DEFINITIONS: Final = (
     _option(("-s",), "size of one journal file", "journal_file_size", SIZE, "10485760"),
     _option(
         ("--processes",),
-        "divide the queue among N processes on this machine, behind one port, each with a part of the tubes; fixed by"
-        " the directory of -b",
+        "run N processes on this machine, behind one port; each has a part of the tubes, and the directory of -b"
+        " fixes N. With --journal, each is a server of the queue in that database",
         "processes",
         PROCESSES,
         "1",
     ),
     _option(
         ("--pin",),
-        "with --processes: keep the tubes whose names match PATTERN, in which * matches any characters, on the process"
-        " SHARD, counted from 0; several patterns are separated by commas; may be repeated",
+        "with --processes or --shards: keep the tubes whose names match PATTERN, in which * matches any"
+        " characters, on the shard SHARD, counted from 0; several patterns are separated by commas; may be repeated",
         "pins",
         PINS,
         "",

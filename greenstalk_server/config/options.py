@@ -165,7 +165,7 @@ class Options:
         """Return the place and the durability of the jobs, for the output at startup."""
         if self.journal is not None:
             where = f"in PostgreSQL as journal {self.journal_name}"
-            if self.link is not None:
+            if self.link is not None or self.processes > 1:
                 return f"kept {where}, and are as safe as that database; shards: {self.shards}"
             return f"kept {where}, and are as safe as that database; one server at a time is active"
         if self.data_dir is None:

@@ -112,12 +112,10 @@ def refuse_equal_passwords(options: Options, password: str | None) -> None:
 
 
 def _refuse_unusable_processes(options: Options) -> None:
-    """Raise UsageError if several processes could not have the journal."""
-    if options.processes == 1:
-        return
-    name = f"{options.label_of('processes')} {options.processes}"
-    if options.journal is not None:
-        raise UsageError(f"{name}: must not be set together with {options.label_of('journal')}: use a directory (-b)")
+    """Raise UsageError if several servers start for a queue whose number of shards nobody has set: one would lead."""
+    if options.processes > 1 and options.journal is not None and "shards" not in options.origins:
+        name, other = f"{options.label_of('processes')} {options.processes}", options.label_of("journal")
+        raise UsageError(f"{name}: must not be set together with {other} without {options.label_of('shards')}")
 
 
 def _refuse_unusable_pins(options: Options) -> None:
@@ -139,7 +137,7 @@ def _refuse_unlinked_shards(options: Options) -> None:
     """Raise UsageError if the servers of a queue with shards could not reach each other."""
     link = options.link
     if link is None:
-        if options.shards > 1:
+        if options.shards > 1 and options.processes == 1:
             name, other = f"{options.label_of('shards')} {options.shards}", options.label_of("link")
             raise UsageError(f"{name}: must not be set without {other}, the address for the other servers of the queue")
         if options.link_cert is not None:

@@ -132,6 +132,8 @@ def open_link_listener(options: Options) -> tuple[socket.socket, str]:
         listen(sock)
     except StartError as error:
         raise of_links(error) from error.__cause__
+    if options.link.startswith(UNIX_PREFIX):
+        return sock, options.link
     host, _, port = options.link.rpartition(":")
     return sock, options.link if int(port) else f"{host}:{sock.getsockname()[1]}"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from greenstalk_server.cluster.placement import Placement
+from greenstalk_server.cluster.placement import Placement, ShardPlacement
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL
@@ -195,12 +195,6 @@ def test_child_that_cannot_start_ends_the_parent_with_its_code(tmp_path: Path) -
     assert done.stderr.count("CRITICAL shard 1 cannot start: the server exits: --strict-recovery") == 1
 
 
-def test_database_is_refused() -> None:
-    done = run("--processes", "2", "--journal", "postgresql://x/y")
-    assert (done.returncode, done.stderr.count("\n")) == (5, 1)
-    assert "--processes 2: must not be set together with --journal" in done.stderr
-
-
 def test_sockets_of_systemd_are_passed_on_and_it_is_told_when_all_are_ready(tmp_path: Path) -> None:
     address = tmp_path / "notify"
     activate = (
@@ -245,7 +239,8 @@ def test_config_check_reports_the_layout_and_every_shard(tmp_path: Path) -> None
 def test_limits_of_the_server_are_divided() -> None:
     options = parse(["--max-jobs", "10", "--max-tube-jobs", "10", "--processes", "4", "--memory-limit", "1g"], {})
     assert isinstance(options, Options)
-    place = Placement("0" * 32, 4, 2, "", 0, (), "", None, (), 4, (), 5)
+    shard = ShardPlacement("0" * 32, 4, 2, 0, (), "", None, 4, ())
+    place = Placement(2, 4, "", (), 5, shard)
     share = place.share_of(options)
     assert (share.limits.jobs, share.limits.tube_jobs, share.limits.tubes) == (3, 10, 0)
     assert share.memory_limit == 2**28

@@ -54,10 +54,14 @@ class Gone(Exception):
 
 
 class Connection:
-    """A connection to a server, which raises Gone or OSError when the server fails."""
+    """A connection to a server, which raises Gone or OSError when the server fails.
+
+    own_port    the client's port.
+    """
 
     def __init__(self, port: int, timeout: float = 60) -> None:
         self._socket: socket.socket = socket.create_connection(("127.0.0.1", port), timeout)
+        self.own_port: int = self._socket.getsockname()[1]
         self._reader = self._socket.makefile("rb")
 
     def __enter__(self) -> Self:
