@@ -133,6 +133,7 @@ processes-test: $(VENV)/.installed-dev  ## set up, then kill and pause processes
 
 cluster-test: need-cluster-test $(VENV)/.installed-dev  ## set up, then kill, pause and cut off servers of a loaded cluster in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.processes --postgresql --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.processes --outages --rounds $(or $(OUTAGES),10) $(if $(SEED),--seed $(SEED))
 
 patroni-test: need-patroni-test $(VENV)/.installed-dev  ## set up, then run the rounds of cluster-test, with failovers of the database by Patroni
 	$(BIN)/python -m tests.processes --patroni --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.processes.cluster_rounds import ClusterRounds, Servers
 from tests.processes.databases import Patroni, Single
+from tests.processes.outage_rounds import OPTIONS, OutageRounds
 from tests.processes.rounds import Rounds, Server, summary
 from tests.support.cluster import Cluster
 from tests.support.load import Gone
@@ -27,14 +28,18 @@ def main() -> int:
     parser.add_argument("--flags", help="of the servers, such as '-f 0' (default: random)")
     parser.add_argument("--postgresql", action="store_true", help="servers on a database instead of one with processes")
     parser.add_argument("--patroni", action="store_true", help="on a database with a standby that Patroni promotes")
+    parser.add_argument("--outages", action="store_true", help="as --postgresql, with outages that last too long")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="greenstalk-processes-"))
     print(f"seed {options.seed}, {options.rounds} rounds, journals and log in {directory}", flush=True)
     flags = options.flags.split() if options.flags else None
     with ExitStack() as at_exit:
-        if options.postgresql or options.patroni:
+        if options.outages:
+            servers = Servers(Single(at_exit.enter_context(Cluster())), directory, options.seed, OPTIONS)
+            rounds: Rounds = OutageRounds(servers, options.seed, flags)
+        elif options.postgresql or options.patroni:
             database = at_exit.enter_context(Patroni()) if options.patroni else Single(at_exit.enter_context(Cluster()))
-            rounds: Rounds = ClusterRounds(Servers(database, directory, options.seed), options.seed, flags)
+            rounds = ClusterRounds(Servers(database, directory, options.seed), options.seed, flags)
         else:
             data = directory / "data"
             data.mkdir()

@@ -59,8 +59,7 @@ WAIT_TUBES: Final = tuple(_tubes("wait", WAITERS_PER_SHARD))
 PROBE_TUBES: Final = tuple(_tubes("probe", 1))
 """One for each shard, in which only probes put jobs."""
 
-ASKED: Final = frozenset(range(SHARDS))
-"""Shards that may have carried out a delete-batch: all where the client holds a job, since jobs may have moved."""
+ALL_SHARDS: Final = frozenset(range(SHARDS))
 
 HOLD_TUBES: Final = tuple(_tubes("hold", 2))
 
@@ -80,6 +79,7 @@ class Cut:
     since       monotonic seconds when the outstanding commands were sent; infinite if none was.
     at          when the client noticed.
     shards      of the outstanding commands whose outcome is unknown.
+    needed      shards that the first of them waited for.
     what        the outstanding commands.
     """
 
@@ -88,6 +88,7 @@ class Cut:
     since: float
     at: float
     shards: frozenset[int]
+    needed: frozenset[int]
     what: str
 
 
@@ -100,12 +101,14 @@ class Sent:
     """A command, and the handler of its reply: a line, and the jobs in it. The handler returns whether it is correct.
 
     shards  those that may or may not have carried it out when they die; empty if the front sends it again.
+    needs   those without which there is no reply, if `shards` is empty.
     tubes   those from which it reserves a job.
     """
 
     request: bytes
     answered: Callable[[bytes, list[Job]], bool]
     shards: frozenset[int] = frozenset()
+    needs: frozenset[int] = frozenset()
     tubes: frozenset[bytes] = frozenset()
 
 
@@ -199,7 +202,8 @@ class _Client(threading.Thread):
         shards = frozenset().union(*[sent.shards for sent in self._outstanding])
         what = b" ".join([sent.request[:30] for sent in self._outstanding]).decode(errors="replace")
         since = self._sent_at if self._outstanding else inf
-        self._record.cuts.append(Cut(self._who, self.front, since, time.monotonic(), shards, what))
+        needed = frozenset().union(*[sent.shards | sent.needs for sent in self._outstanding[:1]])
+        self._record.cuts.append(Cut(self._who, self.front, since, time.monotonic(), shards, needed, what))
 
     def _end_life(self, since: float) -> None:
         """Note that the server may have ended the reservations at any time after *since*."""
@@ -240,7 +244,7 @@ class _Client(threading.Thread):
     # Commands
 
     def watch(self, tube: bytes) -> Sent:
-        return Sent(b"watch %b\r\n" % tube, lambda line, _: line.startswith(b"WATCHING"))
+        return Sent(b"watch %b\r\n" % tube, lambda line, _: line.startswith(b"WATCHING"), needs=ALL_SHARDS)
 
     def put(self, tube: bytes, size: int = 0, delay: int = 0, ttr: int = TTR) -> list[Sent]:
         self._count += 1
@@ -262,7 +266,7 @@ class _Client(threading.Thread):
         if self._random.random() < 0.5:
             return [Sent(b"put-in-tube %b %b" % (tube, rest), answered, shards)]
         return [
-            Sent(b"use %b\r\n" % tube, lambda line, _: line == b"USING " + tube),
+            Sent(b"use %b\r\n" % tube, lambda line, _: line == b"USING " + tube, needs=shards),
             Sent(b"put " + rest, answered, shards),
         ]
 
@@ -289,7 +293,8 @@ class _Client(threading.Thread):
             self._end(step, is_refused=line == b"NOT_FOUND")
             return line in (expected, b"NOT_FOUND")
 
-        return Sent(request, answered, frozenset() if is_repeated else frozenset([id % SHARDS]))
+        shards = frozenset([id % SHARDS])
+        return Sent(request, answered, frozenset() if is_repeated else shards, shards)
 
     def delete(self, job: Job) -> Sent:
         return self.settle(DELETE, job, b"delete %d\r\n" % job[0], b"DELETED")
@@ -305,7 +310,7 @@ class _Client(threading.Thread):
             self._history.counts.append((job[1], int(found[1]) if found else -1, time.monotonic()))
             return found is not None
 
-        return Sent(b"stats-job %d\r\n" % job[0], answered)
+        return Sent(b"stats-job %d\r\n" % job[0], answered, needs=frozenset([job[0] % SHARDS]))
 
     def _begin(self, kind: str, token: bytes) -> Step:
         return self._history.add(Step(self._who, kind, token, time.monotonic()))
@@ -382,7 +387,7 @@ class Worker(_Client):
                     self._end(step)
             return word == b"DELETED_BATCH" and int(deleted) == len(jobs) and missing == b"0"
 
-        return [Sent(b" ".join([b"delete-batch", *[b"%d" % id for id, _ in jobs]]) + b"\r\n", answered, ASKED)]
+        return [Sent(b" ".join([b"delete-batch", *[b"%d" % id for id, _ in jobs]]) + b"\r\n", answered, ALL_SHARDS)]
 
     def _release(self, job: Job) -> list[Sent]:
         delay = self._random.random() < 0.2
@@ -398,10 +403,10 @@ class Worker(_Client):
         """Kick *job*, or jobs of its tube; another client may have kicked it."""
         if self._random.random() < 0.5:
             return [self.settle(KICK, job, b"kick-job %d\r\n" % job[0], b"KICKED")]
-        tube = self._history.tubes[job[1]]
+        tube, shards = self._history.tubes[job[1]], frozenset([job[0] % SHARDS])
         return [
-            Sent(b"use %b\r\n" % tube, lambda line, _: line == b"USING " + tube),
-            Sent(b"kick 2\r\n", lambda line, _: line.startswith(b"KICKED "), frozenset([job[0] % SHARDS])),
+            Sent(b"use %b\r\n" % tube, lambda line, _: line == b"USING " + tube, needs=shards),
+            Sent(b"kick 2\r\n", lambda line, _: line.startswith(b"KICKED "), shards),
         ]
 
     def _touch(self, job: Job) -> list[Sent]:
@@ -410,12 +415,12 @@ class Worker(_Client):
 
     def _touch_all(self, job: Job) -> list[Sent]:
         self.held.append(job)
-        return [Sent(b"touch-all\r\n", lambda line, _: line.startswith(b"TOUCHED_ALL "))]
+        return [Sent(b"touch-all\r\n", lambda line, _: line.startswith(b"TOUCHED_ALL "), needs=ALL_SHARDS)]
 
     def _look(self) -> list[Sent]:
         """Return a command that reads from one shard, or from all."""
         request = self._random.choice((b"stats", b"list-tubes", b"stats-tube default", b"list-tubes-watched"))
-        return [Sent(request + b"\r\n", lambda line, _: line.startswith(b"OK "))]
+        return [Sent(request + b"\r\n", lambda line, _: line.startswith(b"OK "), needs=ALL_SHARDS)]
 
 
 class Holder(_Client):

@@ -24,7 +24,7 @@ from tests.processes.network import Network
 from tests.processes.rounds import PAUSE_SECONDS, SEGMENT_SIZES, Rounds
 from tests.support.cluster import Cluster
 from tests.support.history import Disturbance
-from tests.support.load import Connection
+from tests.support.load import Connection, Gone
 from tests.support.nodes import Node, run_command, wait_until
 from tests.support.ports import free_ports
 from tests.support.wall_clock import WallClock
@@ -58,11 +58,13 @@ class Servers:
     network     between all servers, and from each to the database.
     """
 
-    def __init__(self, database: Database, logs: Path, seed: int) -> None:
+    def __init__(self, database: Database, logs: Path, seed: int, options: Sequence[str] = ("--no-web",)) -> None:
+        """*options* are those of all servers in all rounds."""
         self.network: Network = Network(seed)
         self.database: Database = database
         self.nodes: list[Node] = []
         self._logs: Path = logs
+        self._options: Sequence[str] = options
         self._flags: Sequence[str] = ()
         self._numbers: Iterator[int] = itertools.count()
         self._ended: list[Node] = []
@@ -80,7 +82,7 @@ class Servers:
         (link,) = free_ports(1)
         databases = [self.network.listen(port, DATABASE, lambda _: name) for port in self.database.ports]
         address = self.network.listen(link, name, self._name_of)
-        ours = ("--journal-name", QUEUE, "--shards", str(SHARDS), "--no-web", *self._flags)
+        ours = ("--journal-name", QUEUE, "--shards", str(SHARDS), *self._options, *self._flags)
         links = ("--link", f"127.0.0.1:{address}", "--link-listen", f"127.0.0.1:{link}")
         clock = WallClock(self._logs / f"{name}.clock")
         clock.set(CLOCKS[number % len(CLOCKS)])
@@ -184,7 +186,7 @@ def serves(node: Node) -> bool:
     try:
         with Connection(node.port, 5) as connection:
             return bool(connection.stats(b"stats"))
-    except (OSError, ConnectionError):
+    except (OSError, Gone):
         return False
 
 

@@ -35,7 +35,7 @@ from tests.processes.clients import (
 from tests.support import forking
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, environment, run
 from tests.support.history import DELETE, PUT, RESERVE, Disturbance, Step
-from tests.support.load import TTR, Connection
+from tests.support.load import TTR, Connection, Gone
 from tests.support.nodes import wait_until
 from tests.support.ports import free_ports
 from tests.support.processes import end, join
@@ -88,7 +88,7 @@ class Server:
         try:
             with Connection(self.port, 5) as connection:
                 return bool(connection.stats(b"stats"))
-        except (OSError, ConnectionError):
+        except (OSError, Gone):
             return False
 
     def pid(self, shard: int) -> int:
