@@ -323,7 +323,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
         parent.report(CHILD_READY)
     candidate.set_clock(steady_clock(membership.time))
     server, links, files = _front_server(options, resources, membership, listener, candidate.clock)
-    lifetime.on_drain, lifetime.on_hold, lifetime.on_release = server.drain, server.hold, server.release
+    lifetime.on_drain, lifetime.on_lease = server.drain, server.serve_for
     links.on_rival, membership.on_forgotten = lifetime.note_rival, lifetime.note_forgotten
     tune_gc()
     server.start()

@@ -163,9 +163,9 @@ class Leadership:
         return self.renewal_error if boot_time() > self._expires_at - self.lease.duration * WARNING_FRACTION else ""
 
     @property
-    def is_expired(self) -> bool:
-        """Whether the lease has ended, by the clock of this process. Nothing may be served then."""
-        return boot_time() > self._expires_at
+    def remaining(self) -> float:
+        """Seconds until the lease ends, by the clock of this process. Nothing may be served when it has ended."""
+        return self._expires_at - boot_time()
 
     def why_lost(self) -> str:
         """Return why leadership was lost; empty if it was not. Without a call for HUNG_AFTER seconds, renewals stop."""
@@ -478,7 +478,7 @@ class ProcessLifetime:
     stopping    set when the server must stop, for whatever reason.
     is_exiting  whether the process exits when it has stopped; if not, it executes its program again.
     on_drain    drains the server; set when this server leads.
-    on_hold, on_release     have the server serve no client while its lease is over; set if it can be renewed late.
+    on_lease    has the server serve clients for as many seconds as the lease lasts; set if it can be renewed late.
     """
 
     def __init__(self, candidate: Candidate[Any], has_parent: bool = False) -> None:
@@ -487,9 +487,8 @@ class ProcessLifetime:
         self.stopping: Event = Event()
         self.is_exiting: bool = False
         self.on_drain: Callable[[], None] = _log_ignored_drain
-        self.on_hold: Callable[[], None] | None = None
-        self.on_release: Callable[[], None] | None = None
-        self._is_holding: bool = False
+        self.on_lease: Callable[[float], None] | None = None
+        self._is_over: bool = False
         self._candidate: Candidate[Any] = candidate
         self._inherited: list[int] = [os.dup(fd) for fd in _inherited_fds()]  # a server that stops closes the originals
 
@@ -564,28 +563,29 @@ class ProcessLifetime:
                 leadership.patience = 0.0
             if reason := leadership.why_lost() or self._candidate.queue.rows.lost:
                 self._abort(reason)
-            if leadership.is_expired != self._is_holding:
-                self._hold(leadership)
+            self._serve(leadership)
             if leadership.is_handover_requested and not self.stopping.is_set():
                 log.info("handing over: finishing commands and requests, then a standby takes over")
                 self.stopping.set()
 
-    def _hold(self, leadership: Leadership) -> None:
-        """Hold the commands of clients because the lease has ended, or serve them since it is renewed."""
-        self._is_holding = not self._is_holding
-        if self._is_holding:
+    def _serve(self, leadership: Leadership) -> None:
+        """Serve clients until the lease ends, and log that it has ended or is renewed."""
+        remaining = leadership.remaining
+        if self.on_lease is not None:
+            self.on_lease(remaining)
+        if (remaining < 0) == self._is_over:
+            return
+        self._is_over = remaining < 0
+        if self._is_over:
             reason = leadership.renewal_error or STOPPED
             log.error("the lease is over: %s; commands wait until it is renewed", reason)
         else:
             log.info("the lease is renewed, and no other server has led; commands are served")
-        act = self.on_hold if self._is_holding else self.on_release
-        if act is not None:
-            act()
 
     def note_rival(self, process: str) -> None:
         """Give up if the lease has ended and *process* leads the shard of this server. Does not switch."""
         leadership = self._candidate.leadership
-        if leadership is not None and leadership.is_expired:
+        if leadership is not None and leadership.remaining < 0:
             self._abort(f"process {process} leads now")
 
     def note_forgotten(self) -> NoReturn:

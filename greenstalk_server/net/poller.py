@@ -31,6 +31,7 @@ from typing import Any, Final
 from gevent import get_hub
 from mypy_extensions import mypyc_attr
 
+from greenstalk_server.core.timers import NEVER
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import FairQueue, has_yielding
@@ -129,7 +130,7 @@ class Handler:
         raise NotImplementedError
 
     def is_client(self) -> bool:
-        """Whether the handler serves a client, so that `Poller.hold` concerns it."""
+        """Whether the handler serves a client, so that `Poller.serve_for` concerns it."""
         return False
 
 
@@ -153,8 +154,8 @@ class Poller:
         self._handlers: dict[int, Handler] = {}
         self._queue: list[Handler] = []
         self._unfinished: list[Handler] = []
-        self._is_holding: bool = False
-        self._aside: list[Handler] = []  # handlers that `release` queues
+        self._serve_until: int = NEVER
+        self._aside: list[Handler] = []  # handlers that `serve_for` queues
         self._late: list[tuple[Handler, int]] = []  # handlers with their events, reported after the budget was spent
         self._spent: int = 0
         self._now: int = 0  # time of the last batch
@@ -218,13 +219,14 @@ class Poller:
                 self._is_due = True
                 self._loop.run_callback(self._poll)
 
-    def hold(self) -> None:
-        """Serve no client until `release`; what clients send waits. All other handlers are served."""
-        self._is_holding = True
+    def serve_for(self, duration: int) -> None:
+        """Serve clients for *duration* nanoseconds from now, if it is positive; then what they send waits.
 
-    def release(self) -> None:
-        """Serve clients again."""
-        self._is_holding = False
+        All other handlers are always served.
+        """
+        self._serve_until = self._clock() + duration
+        if duration <= 0:
+            return
         aside, self._aside = self._aside, []
         for handler in aside:
             handler.is_queued = False
@@ -318,10 +320,10 @@ class Poller:
         queued = self._queue[: BATCH_SIZE - len(events)]  # before `_receive` queues more
         del self._queue[: len(queued)]
         received = self._receive(events) if events else []
-        if self._is_holding:
+        self._now = now = self._clock()
+        if now > self._serve_until:
             queued, received = self._set_aside(queued, received)
         limit = COMMAND_SLICE if len(queued) + len(received) == 1 else COMMAND_QUANTUM
-        self._now = now = self._clock()
         replies: list[tuple[Handler, bytes]] = []
         for number, handler in enumerate(queued):
             if number and self._spent >= BUDGET:  # serve one at least: new events must not starve the queue

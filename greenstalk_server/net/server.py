@@ -186,13 +186,9 @@ class Server:
             self._moves = MoveService(self._links, broker.moves, broker, self.clock, committer)
             self._moves.start()
 
-    def hold(self) -> None:
-        """Serve no client until `release`. Does not switch."""
-        self._poller.hold()
-
-    def release(self) -> None:
-        """Serve clients again. Does not switch."""
-        self._poller.release()
+    def serve_for(self, seconds: float) -> None:
+        """Serve clients for *seconds* from now, if that is positive; then they wait. Does not switch."""
+        self._poller.serve_for(int(seconds * SECOND))
 
     def drain(self) -> None:
         """Enter drain mode, which refuses puts, until the process ends. Does not switch."""
