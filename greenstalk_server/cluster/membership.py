@@ -22,6 +22,7 @@ from greenstalk_server.cluster.assignment import PATIENCE, ShardView
 from greenstalk_server.cluster.shard_move import ShardMove, request_move
 from greenstalk_server.journal.postgresql.connection import DATABASE_RETRY_INTERVAL
 from greenstalk_server.journal.postgresql.members import PROCESS_TIMEOUT, Members, Queue, Snapshot
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, StartError
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 
@@ -30,6 +31,9 @@ POLL_INTERVAL: Final = 0.2
 
 HEARTBEAT_INTERVAL: Final = 1.0
 """Seconds between two reports that this process lives."""
+
+NAMESAKE_WAIT: Final = 1.5 * HEARTBEAT_INTERVAL
+"""Seconds in which another process with the name of this one reports that it lives, if it does."""
 
 MAX_ENDED: Final = 1024
 """Processes of which it is noted that they have ended."""
@@ -76,12 +80,13 @@ class Membership:
     def open(self, is_stopping: Callable[[], bool]) -> bool:
         """Read the queue from the database once it answers; return False if the process must stop first. Switches.
 
-        Raise StartError if the queue cannot be served with these options.
+        Raise StartError if the queue cannot be served with these options, or another server has the name of this one.
         """
         is_failing = False
         while not is_stopping():
             try:
                 self.queue = run_in_thread(self._members.open)
+                self._refuse_namesake()
                 run_in_thread(self._members.forget_former)
                 self._report()
                 self._note(run_in_thread(self._members.read))
@@ -94,6 +99,15 @@ class Membership:
             else:
                 return True
         return False
+
+    def _refuse_namesake(self) -> None:
+        """Raise StartError if another living server has the name of this one: each would end the other. Switches."""
+        before = run_in_thread(self._members.namesakes)
+        if not before:
+            return
+        gevent.sleep(NAMESAKE_WAIT)
+        if not run_in_thread(self._members.namesakes) <= before:
+            raise StartError(self._members.namesake_problem, EXIT_JOURNAL)
 
     def start(self) -> None:
         """Begin to read. Does not switch."""

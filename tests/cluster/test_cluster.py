@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -20,10 +21,12 @@ from greenstalk_server.journal.postgresql.connection import conninfo_of
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.members import Members, Process, ShardState, Snapshot
 from greenstalk_server.journal.postgresql.members import Queue as QueueRow
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.support.cluster import Cluster
 from tests.support.load import Connection, Gone
 from tests.support.nodes import Node, Nodes, run_command, wait_until
 from tests.support.pages import block
+from tests.support.processes import join
 
 SHARDS: Final = 3
 QUEUE: Final = "cluster-test"
@@ -347,6 +350,48 @@ def test_queue_of_one_shard_is_continued_with_standbys_that_serve(cluster: Clust
             wait_until(node.listens, lambda node=node: node.log)  # type: ignore[misc]
             with connect(node) as client:
                 assert client.ask(b"delete %d" % id) == b"DELETED"
+
+
+@pytest.fixture
+def namesakes(cluster: Cluster) -> Iterator[tuple[Members, Members]]:
+    """Two servers of a queue with one name on one machine, the first of which has reported once."""
+    with ExitStack() as at_exit:
+        found = []
+        for _ in range(2):
+            lease = LeaderLease(conninfo_of(cluster.url, "--journal"), "", "app1:11300", 1.0)
+            found.append(Members(lease, "namesakes", 2, machine="app1"))
+            at_exit.callback(lease.close)
+            at_exit.callback(found[-1].connection.close)
+        first, second = found
+        first.open()
+        first.report(None)
+        yield first, second
+        first.remove()
+
+
+def test_server_with_the_name_of_a_living_one_does_not_start(namesakes: tuple[Members, Members]) -> None:
+    first, second = namesakes
+    is_over = threading.Event()
+
+    def report() -> None:
+        while not is_over.wait(0.2):
+            first.report(None)
+
+    reporting = threading.Thread(target=report, daemon=True)
+    reporting.start()
+    try:
+        with pytest.raises(StartError, match="has the name app1:11300 on a machine with the host name app1: give"):
+            Membership(second, "me").open(bool)
+    finally:
+        is_over.set()
+        join(reporting)
+    assert first.report(None)
+
+
+def test_server_takes_the_place_of_one_with_its_name_that_was_killed(namesakes: tuple[Members, Members]) -> None:
+    first, second = namesakes
+    assert Membership(second, "me").open(bool)
+    assert not first.report(None)
 
 
 def test_process_is_wanted_only_while_it_follows_the_shard() -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.tube_shards import Pin
-from greenstalk_server.journal.postgresql.connection import DatabaseConnection, DatabaseUnavailable
+from greenstalk_server.journal.postgresql.connection import DatabaseConnection, DatabaseUnavailable, Row
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.shard_file import QUEUE_ID_DIGITS
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, StartError
@@ -74,6 +74,10 @@ _RENEW: Final = """
 _FORGET: Final = """
     DELETE FROM greenstalk_process WHERE queue = %s AND id = ANY(%s::uuid[])
     AND seen < clock_timestamp() - make_interval(secs => %s)"""
+
+_NAMESAKES: Final = """
+    SELECT id, seen FROM greenstalk_process WHERE queue = %s AND name = %s AND machine = %s AND id <> %s
+    AND id IS DISTINCT FROM %s::uuid AND seen > clock_timestamp() - make_interval(secs => %s)"""
 
 _FORGET_FORMER: Final = """
     DELETE FROM greenstalk_process WHERE queue = %s AND (name = %s AND machine = %s AND id <> %s OR id = %s::uuid)"""
@@ -284,6 +288,23 @@ class Members:
     def forget(self, processes: Sequence[str]) -> None:
         """Delete the rows of *processes* that are without a heartbeat for PROCESS_TIMEOUT: their leases as fronts."""
         self.connection.run(_FORGET, (self._name, list(processes), PROCESS_TIMEOUT))
+
+    def namesakes(self) -> frozenset[Row]:
+        """Return the other processes with the name and the machine of this one that may live: id, and last heartbeat.
+
+        They may be former starts of this process that were killed.
+        """
+        lease = self._lease
+        values = (self._name, lease.name, self._facts[0], lease.holder_id, lease.former or None, PROCESS_TIMEOUT)
+        return frozenset(self.connection.run(_NAMESAKES, values))
+
+    @property
+    def namesake_problem(self) -> str:
+        """The message for an operator if there is another server with the name of this one."""
+        return (
+            f"another server of the queue {self._name} has the name {self._lease.name} on a machine with the host name"
+            f" {self._facts[0]}: give the machines different host names, or the servers different addresses (-l, -p)"
+        )
 
     def forget_former(self) -> None:
         """Delete the row of the former start of this process, which had its name, or has executed its program again."""
