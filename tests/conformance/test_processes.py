@@ -1,13 +1,15 @@
-"""Play the corpus to a server with three processes, and compare its replies with beanstalkd's.
+"""Play the corpus to a server with three processes, or to a cluster, and compare the replies with beanstalkd's.
 
 `make test` plays a part of the corpus, with the connections of each conversation spread over the processes.
 `CONFORMANCE_FRONT` selects the whole corpus, and the process that accepts the connections: 0, 1, 2, `each` for the
-processes in turn, or `any` for those that the system selects.
+processes in turn, or `any` for those that the system selects. With `CONFORMANCE_CLUSTER=1`, the processes are servers
+of a cluster with a database.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -17,8 +19,9 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.cluster import Cluster
 from tests.support.servers import Kind, Server, ours, peer
-from tests.support.sharded import ANY, EACH, ShardedServer
+from tests.support.sharded import ANY, EACH, ClusterServer, ShardedServer
 
 from . import corpus_jobs, corpus_order, corpus_stats, corpus_tubes, corpus_waiting
 from .corpus import CORPUS
@@ -33,6 +36,7 @@ TIMED_BATCH = 4
 """Servers that play timed conversations concurrently."""
 
 FRONT = os.environ.get("CONFORMANCE_FRONT", "")
+IS_CLUSTER = bool(os.environ.get("CONFORMANCE_CLUSTER"))
 
 MENDED = [
     ("a-reserve-comes-before-a-later-close", 0),
@@ -74,24 +78,27 @@ PLAYED = [(each.name, front_of(each)) for each in WHOLE] if FRONT else [(each.na
 class Servers:
     """Running servers by kind and flags, started on first use; *stack* closes them."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, database: str) -> None:
         self._stack = stack
+        self._database = database
         self._running: dict[tuple[Kind, tuple[str, ...]], Server] = {}
 
     def play(self, kind: Kind, conversation: Conversation, front: int, expected: list[str]) -> Transcript:
         if conversation.needs_own_server:
-            with closing(start(kind, conversation)) as server:
+            with closing(start(kind, conversation, self._database)) as server:
                 return play_through(server, conversation, front, expected)
         key = kind, conversation.flags
         if key not in self._running:
-            self._running[key] = self._stack.enter_context(closing(start(kind, conversation)))
+            self._running[key] = self._stack.enter_context(closing(start(kind, conversation, self._database)))
         return play_through(self._running[key], conversation, front, expected)
 
 
-def start(kind: Kind, conversation: Conversation) -> Server:
-    return (
-        Server(kind, conversation.flags) if kind == peer() else ShardedServer(kind, conversation.flags, PROCESSES, EACH)
-    )
+def start(kind: Kind, conversation: Conversation, database: str) -> Server:
+    if kind == peer():
+        return Server(kind, conversation.flags)
+    if database:
+        return ClusterServer(kind, conversation.flags, database, PROCESSES)
+    return ShardedServer(kind, ("--processes", str(PROCESSES), *conversation.flags))
 
 
 def play_through(server: Server, conversation: Conversation, front: int, expected: list[str]) -> Transcript:
@@ -101,13 +108,23 @@ def play_through(server: Server, conversation: Conversation, front: int, expecte
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with ExitStack() as stack:
-        yield Servers(stack)
+def database() -> Iterator[str]:
+    """The URL of the database of a cluster; empty for processes of one server."""
+    if not IS_CLUSTER:
+        yield ""
+        return
+    with Cluster("max_connections = 200", "fsync = off") as cluster:
+        yield cluster.url
 
 
 @pytest.fixture(scope="module")
-def timed() -> Iterator[dict[str, Future[tuple[Transcript, Transcript]]]]:
+def servers(database: str) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield Servers(stack, database)
+
+
+@pytest.fixture(scope="module")
+def timed(database: str) -> Iterator[dict[str, Future[tuple[Transcript, Transcript]]]]:
     """Plays all timed conversations, several at a time: the peer's transcript, then ours."""
     free: SimpleQueue[tuple[Server, Server]] = SimpleQueue()  # idle pairs of servers
 
@@ -122,7 +139,9 @@ def timed() -> Iterator[dict[str, Future[tuple[Transcript, Transcript]]]]:
 
     with ExitStack() as stack:
         for _ in range(TIMED_BATCH):
-            on_peer, on_ours = (stack.enter_context(closing(start(kind, TIMED[0]))) for kind in (peer(), ours()))
+            on_peer, on_ours = (
+                stack.enter_context(closing(start(kind, TIMED[0], database))) for kind in (peer(), ours())
+            )
             free.put((on_peer, on_ours))
         batch = stack.enter_context(ThreadPoolExecutor(TIMED_BATCH))
         yield {each.name: batch.submit(play_pair, each) for each in TIMED}
@@ -136,11 +155,16 @@ def expected_replies(conversation: Conversation, on_peer: Transcript) -> list[st
 def check(name: str, on_peer: Transcript, on_ours: Transcript) -> None:
     lines = [entry.line for entry in on_ours for _ in entry.replies]
     got, expected = (
-        [without_order(line or "", reply or "") for line, reply in zip_longest(lines, found)]
+        [_without_journal(without_order(line or "", reply or "")) for line, reply in zip_longest(lines, found)]
         for found in (replies(on_ours), expected_replies(CORPUS[name], on_peer))
     )
     difference = DIFFERENCES_OF_PROCESSES.get(name)
     assert got == expected or (difference is not None and got in difference.ours), as_diff(name, expected, got)
+
+
+def _without_journal(reply: str) -> str:
+    """Return *reply* without the figures of the journal, which a cluster alone has."""
+    return re.sub(r"\n(binlog-[a-z-]+|file): \d+", "", reply) if IS_CLUSTER else reply
 
 
 @pytest.mark.parametrize(("name", "front"), [*MENDED, *PLAYED])

@@ -1,18 +1,23 @@
-"""Our server with several processes, as the conformance tests play conversations to it."""
+"""Our server with several processes, and a cluster, as the conformance tests play conversations to them."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import re
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import psutil
 
-from .servers import START_SECONDS, Baseline, Kind, Server, ServerError, yaml_mapping
+from . import forking
+from .ports import free_ports
+from .processes import end
+from .servers import REPOSITORY, START_SECONDS, Baseline, Kind, Server, ServerError, yaml_mapping
 from .wire import Connection
 
 BARRIER_ROUNDS: Final = 2
@@ -24,25 +29,33 @@ ANY: Final = -2
 """Instead of the number of a process: the processes in turn, or whichever accepts a connection first."""
 
 
+COMMIT_SECONDS: Final = 0.5
+"""Seconds in which a commit ends. A barrier does not wait for the commits of a cluster, so a read does."""
+
+
 class ShardedServer(Server):
     """A server with several processes, and a control connection to each of them."""
 
-    def __init__(self, kind: Kind, flags: Sequence[str], processes: int, front: int = EACH) -> None:
-        """*front*: shard of the process that accepts the connections of `connect`, or EACH or ANY."""
-        self.front = front
+    def __init__(self, kind: Kind, flags: Sequence[str]) -> None:
+        """`front` is the number of the process that accepts the connections of `connect`, or EACH or ANY."""
+        self.front = EACH
         self._connected = 0
         self._processes: list[psutil.Process] = []
         self._controls: list[Connection] = []
-        super().__init__(kind, ("--processes", str(processes), *flags))
+        super().__init__(kind, flags)
 
     def connect(self, timeout: float) -> Connection:
         """Return a new connection to the process that is due; while the server is paused, to any one."""
         if self._is_paused or self.front == ANY:
             return super().connect(timeout)
+        return self._connect_to(self._due(), timeout)
+
+    def _due(self) -> int:
+        """Return the number of the process that accepts the next connection; the front is not ANY."""
         if self.front != EACH:
-            return self._connect_to(self.front, timeout)
+            return self.front
         self._connected += 1
-        return self._connect_to(self._connected % len(self._processes), timeout)
+        return self._connected % len(self._processes)
 
     def settle(self) -> None:
         self.barrier()
@@ -146,6 +159,57 @@ class ShardedServer(Server):
         finally:
             for process in processes:
                 process.resume()
+
+
+class ClusterServer(ShardedServer):
+    """Servers of one queue in a database, one for each shard. ANY is a random one of them."""
+
+    def __init__(self, kind: Kind, flags: Sequence[str], url: str, servers: int) -> None:
+        self._url = url
+        self._ports = free_ports(servers)
+        self._random = random.Random(servers)  # noqa: S311 (it selects a server)
+        super().__init__(kind, flags)
+
+    def connect(self, timeout: float) -> Connection:
+        shard = self._random.randrange(len(self._ports)) if self.front == ANY else self._due()
+        return self._connect_to(shard, max(timeout, COMMIT_SECONDS))
+
+    def stop(self) -> None:
+        super().stop()
+        for process in self._servers:
+            end(process)
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection, tuple[str, int]]:
+        count = str(len(self._ports))
+        queue = ("--journal", self._url, "--journal-name", uuid.uuid4().hex, "--shards", count, "--link", "127.0.0.1:0")
+        self._servers = [
+            forking.Process(
+                self.kind.arguments(port, (*queue, *self.flags)), cwd=REPOSITORY, stdout=self._log, stderr=self._log
+            )
+            for port in self._ports
+        ]
+        self._processes = [psutil.Process(process.pid) for process in self._servers]
+        self._is_paused = False
+        self._controls = [self._connect_once_it_listens(shard) for shard in range(len(self._ports))]
+        self.barrier()
+        # Each server leads a shard now. `stats` does not count connections from before.
+        for control in self._controls:
+            control.close()
+        self._controls = [self._connect_to(shard, START_SECONDS) for shard in range(len(self._ports))]
+        return self._servers[0], self._controls[0], ("127.0.0.1", self._ports[0])
+
+    def _connect_once_it_listens(self, shard: int) -> Connection:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return self._connect_to(shard, START_SECONDS)
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    def _connect_to(self, shard: int, timeout: float) -> Connection:
+        return Connection(("127.0.0.1", self._ports[shard]), timeout, self.barrier)
 
 
 def _link_path(process: psutil.Process) -> str:
