@@ -259,18 +259,6 @@ def test_wrong_move_of_a_shard_is_refused(site: Site) -> None:
     assert refused.code == 4 and "403" in refused.err, refused.err
 
 
-def test_page_of_servers_moves_a_shard(site: Site) -> None:
-    former, target = site.owners[1], site.standby
-    assert "follows shard" in page(former, "/servers")
-    (id,) = [one["id"] for one in api(former, "GET", "/cluster")["servers"] if one["server"] == name_of(target)]
-    where = submit(former, "/servers/move", shard=1, server=id, confirm=1)
-    assert "Shard 1 was asked to move" in page(site.owners[0], where)
-    wait_until(
-        lambda: api(target, "GET", "/cluster")["shards"][1]["owner_id"] == id, lambda: ctl(target, "cluster").text
-    )
-    site.settle(site.nodes)
-
-
 def test_live_updates_reach_a_browser_at_each_server(site: Site) -> None:
     names = tubes("live")
     for name in names:

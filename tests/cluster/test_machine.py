@@ -14,17 +14,19 @@ from typing import Any, Final
 
 import psutil
 import pytest
+from playwright.sync_api import expect
 
 from greenstalk_server.cluster.placement import Placement, address_of
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.tube_shards import shard_of_tube
-from tests.ctl.world import run as ctl
 from tests.support.cluster import Cluster
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon, environment, run, run_here
 from tests.support.load import Connection
 from tests.support.nodes import wait_until
 from tests.support.ports import free_ports
+from tests.web.browser import browser
+from tests.web.test_browser_layout import problems_of
 
 SHARDS: Final = 2
 QUEUE: Final = "machine"
@@ -38,9 +40,10 @@ class Machine:
     def __init__(self, cluster: Cluster, queue: str, *flags: str) -> None:
         self._cluster: Cluster = cluster
         self._queue: str = queue
-        (self.web_port,) = free_ports(1)
+        (web_port,) = free_ports(1)
+        self.home: str = f"http://127.0.0.1:{web_port}/"
         self.daemon: Daemon = Daemon(
-            *FLAGS, "--journal-name", queue, "--web-port", str(self.web_port), *flags,
+            *FLAGS, "--journal-name", queue, "--web-port", str(web_port), *flags,
             command=(*MINDING_SIGNALS, *COMMAND), environ=environment(DATABASE_URL=cluster.url),
         )  # fmt: skip
 
@@ -51,7 +54,7 @@ class Machine:
     def api(self, path: str) -> Any:
         """Return what the API answers; None while it does not."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.web_port}/api/v1{path}", timeout=5) as response:
+            with urllib.request.urlopen(f"{self.home}api/v1{path}", timeout=5) as response:  # noqa: S310
                 return json.load(response)
         except (OSError, ValueError):
             return None
@@ -153,12 +156,29 @@ def is_connected(process: psutil.Process, client: Connection) -> bool:
     return client.own_port in {found.raddr.port for found in process.net_connections() if found.raddr}
 
 
-def test_server_whose_shard_was_moved_is_started_again_as_a_standby(machine: Machine) -> None:
+def test_page_of_servers_fits_and_shows_the_cluster(machine: Machine) -> None:
+    with browser() as chromium:
+        for width, theme in ((360, "dark"), (1440, "light")):
+            with chromium.tab(machine.home, width, color_scheme=theme) as tab:
+                tab.page.goto(f"{machine.home}servers")
+                tab.screenshot(f"cluster-servers-{width}-{theme}")
+                assert problems_of(tab, width) == []
+                expect(tab.page.locator("table.cluster-servers tbody tr")).to_have_count(3)
+                assert (tab.console, tab.elsewhere) == ([], [])
+
+
+def test_server_whose_shard_was_moved_on_the_page_is_started_again_as_a_standby(machine: Machine) -> None:
     before, former, names = machine.servers(), machine.pid_of(0), machine.rows()
     (standby,) = [name for name, (state, _) in before.items() if state == "follows"]
-    target = f"127.0.0.1:{machine.daemon.port}-{standby}"
-    done = ctl("--api", f"http://127.0.0.1:{machine.web_port}", "cluster", "move", "0", target)
-    assert done.code == 0, done.err
+    with browser() as chromium, chromium.tab(machine.home) as tab:
+        tab.page.goto(f"{machine.home}servers")
+        tab.page.get_by_text("Move a shard", exact=True).click()
+        tab.page.get_by_label("Shard", exact=True).select_option("0")
+        tab.page.get_by_label("To", exact=True).select_option(label=f"127.0.0.1:{machine.daemon.port}-{standby}")
+        tab.page.get_by_label("Yes, move it").check()
+        tab.page.get_by_role("button", name="Move the shard").click()
+        expect(tab.page.get_by_text("Shard 0 was asked to move.")).to_be_visible()
+    wait_until(lambda: machine.servers().get(standby) == ("leads", 0), lambda: f"{machine.servers()}")
     machine.settle(3)
     after = machine.servers()
     assert after[standby] == ("leads", 0)
