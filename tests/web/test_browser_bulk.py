@@ -197,5 +197,6 @@ def test_live_progress_and_cancel_while_workers_continue(chromium: Browser, daem
             expect(page.locator("main")).to_contain_text(f"{buried:,} buried")
             expect(page.locator("[data-task-state]")).to_have_text("cancelled")
         assert other.page.locator("progress").is_hidden()
+        expect(other.page.get_by_role("button", name="Undo")).to_be_visible()  # it was loaded before there was a change
         clients.worker.delete(clients.worker.reserve(timeout=0))
         assert (tab.console, other.console) == ([], [])

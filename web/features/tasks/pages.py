@@ -13,7 +13,7 @@ from greenstalk_server.web.features.tasks.listed import ListedTasks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.fields import Fields, own_path
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.live.hub import LiveHub, State
+from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 
 
 class TaskPages:
@@ -41,7 +41,10 @@ class TaskPages:
 
     def live(self, args: Fields, now: int) -> State:
         """Return the live state of `/task?id=`."""
-        return live_state(self._tasks.find(args, "id"), now)
+        task = self._tasks.find(args, "id")
+        state = live_state(task, now)
+        state["parts"] |= render_blocks("task.html", ("outcome",), {"task": task})
+        return state
 
     @open_to(OPERATOR)
     def cancel(self) -> Response:
