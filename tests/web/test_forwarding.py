@@ -157,6 +157,30 @@ def test_response_whose_rest_is_lost_is_cut_with_one_line_at_each_process(
     assert cut.startswith("dashboard: a response is cut: The process of shard 1 does not answer: The response was not")
 
 
+@pytest.mark.usefixtures("long_export")
+def test_part_of_an_export_may_stay_unread_for_longer_than_a_response(
+    visitor: FlaskClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a shard wait while those of others come first."""
+    monkeypatch.setattr(visitor.application.extensions["dashboard"].shards, "others", (1,))  # shard 2 does not exist
+
+    def export_all() -> TestResponse:
+        return visitor.get("/export?q=size:>1000&format=jsonl", buffered=False)
+
+    size = len(export_all().data)
+    assert size > 2 * forwarding.PIECE - 60_000
+    monkeypatch.setattr(forwarding, "UNREAD_TIMEOUT", -1.0)
+    waiting = export_all()
+    export_all().close()  # drops what has not been read for too long
+    assert len(waiting.data) == size and lines(caplog) == []
+    monkeypatch.setattr(forwarding, "UNREAD_PART_TIMEOUT", -1.0)
+    waiting = export_all()
+    export_all().close()
+    with pytest.raises(BrokenPipeError):
+        assert waiting.data
+    assert len(lines(caplog)) == 2
+
+
 def test_job_from_before_the_queue_had_several_shards_is_found_on_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
