@@ -83,6 +83,17 @@ NUMBERS = (
 )
 """Selects the elements whose numbers and words must not break across lines."""
 
+FULL_HEADER = """() => {
+    for (const [selector, text] of [['#live', 'Reload to refresh'], ['[data-badge]', '9,999']]) {
+        document.querySelectorAll(selector).forEach(one => { one.textContent = text; });
+    }
+    const row = document.querySelector('.masthead-row');
+    const end = row.getBoundingClientRect().right - parseFloat(getComputedStyle(row).paddingRight);
+    return [...row.children].filter(one => !one.matches('.pages') && one.getBoundingClientRect().right > end + 1)
+        .map(one => one.className);
+}"""
+"""Shows the longest text and all badges in the header, and returns its parts that reach into its margin."""
+
 TEXTS_CUT = """() => [...document.querySelectorAll(
         'main :is(.value, .note, dd, td:not(.body, .pause), .badge, .worker-rate)')]
     .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)
@@ -149,6 +160,7 @@ def problems_of(tab: Tab, width: int) -> list[Any]:
         *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
         *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
         *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
+        *[f"header: {one}" for one in tab.page.evaluate(FULL_HEADER)],
     ]
     if width in (360, 1440):  # one check for each theme
         found += [f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")]
