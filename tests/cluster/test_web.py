@@ -20,19 +20,13 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import psutil
-import pytest
 
 from greenstalk_server.core.tube_shards import TubeShards
 from greenstalk_server.web.auth.forwarding import PIECE
-from tests.support.daemon import TIMEOUT, Daemon, environment
-from tests.support.ports import free_ports
+from tests.support.daemon import TIMEOUT, Daemon
 
 SHARDS = 3
-ADMIN, VIEWER = "secret", "look"
-CONFIG = """
-[roles.viewer]
-view = ["seen.*"]
-"""
+ADMIN, OPERATOR, VIEWER = "secret", "work", "look"
 
 
 @dataclass
@@ -98,10 +92,10 @@ class Site:
     def has_changed(self, task: str, jobs: int) -> bool:
         return bool(self.api("GET", f"/tasks/{task}")["changed"] == jobs)
 
-    def ended(self, task: Any) -> Any:
+    def ended(self, task: Any, password: str = ADMIN) -> Any:
         """Return *task* of the API as it is at its end."""
-        until(lambda: self.api("GET", f"/tasks/{task['id']}")["state"] != "running")
-        return self.api("GET", f"/tasks/{task['id']}")
+        until(lambda: self.api("GET", f"/tasks/{task['id']}", password=password)["state"] != "running")
+        return self.api("GET", f"/tasks/{task['id']}", password=password)
 
     def live(self, page: str, **args: object) -> Any:
         return json.loads(self.page(f"/live?{urlencode({'page': page, **args})}"))
@@ -123,18 +117,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.02)
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    [port] = free_ports(1)
-    config = tmp_path_factory.mktemp("web") / "server.toml"
-    config.write_text(CONFIG)
-    flags = ["--processes", str(SHARDS), "-l", "127.0.0.1", "-p", "0", "--web-port", str(port), "--config", str(config)]
-    passwords = environment(GREENSTALK_WEB_PASSWORD=ADMIN, GREENSTALK_WEB_VIEWER_PASSWORD=VIEWER)
-    with Daemon(*flags, environ=passwords) as daemon:
-        assert daemon.dashboard == f"http://127.0.0.1:{port}/"
-        yield Site(daemon, port)
 
 
 # The whole queue

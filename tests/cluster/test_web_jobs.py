@@ -11,36 +11,12 @@ import io
 import json
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from greenstalk_server.web.auth.forwarding import PIECE
 from greenstalk_server.web.features.jobs.export import MAX_EXPORTS
-from tests.cluster.test_web import ADMIN, CONFIG, SHARDS, VIEWER, Site, dead_process, shard_of, until
-from tests.support.daemon import TIMEOUT, Daemon, environment
-from tests.support.ports import free_ports
-
-OPERATOR = "work"
-ROLES = f"""
-{CONFIG}
-[roles.operator]
-view = ["*"]
-operate = ["own.*"]
-"""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    [port] = free_ports(1)
-    config = tmp_path_factory.mktemp("web") / "server.toml"
-    config.write_text(ROLES)
-    flags = ["--processes", str(SHARDS), "-l", "127.0.0.1", "-p", "0", "--web-port", str(port), "--config", str(config)]
-    passwords = {"": ADMIN, "OPERATOR_": OPERATOR, "VIEWER_": VIEWER}
-    environ = environment(**{f"GREENSTALK_WEB_{role}PASSWORD": password for role, password in passwords.items()})
-    with Daemon(*flags, environ=environ) as daemon:
-        yield Site(daemon, port)
+from tests.cluster.test_web import ADMIN, OPERATOR, SHARDS, VIEWER, Site, dead_process, shard_of, until
+from tests.support.daemon import TIMEOUT
 
 
 def put_everywhere(site: Site, prefix: str, body: bytes = b"x", count: int = 1) -> list[int]:
@@ -48,14 +24,8 @@ def put_everywhere(site: Site, prefix: str, body: bytes = b"x", count: int = 1) 
     return [id for name in site.tubes(prefix) for id in site.put(name, body, count)]
 
 
-def ended(site: Site, task: Any, password: str = ADMIN) -> Any:
-    """Return *task* as it is at its end."""
-    until(lambda: site.api("GET", f"/tasks/{task['id']}", password=password)["state"] != "running")
-    return site.api("GET", f"/tasks/{task['id']}", password=password)
-
-
 def search(site: Site, q: str, password: str = ADMIN, **options: object) -> Any:
-    return ended(site, site.api("POST", "/searches", {"q": q, **options}, 202, password), password)
+    return site.ended(site.api("POST", "/searches", {"q": q, **options}, 202, password), password)
 
 
 def found(site: Site, task: Any, limit: int = 100, password: str = ADMIN) -> list[Any]:
@@ -170,7 +140,7 @@ def test_suggestions_come_from_the_jobs_of_all_shards(site: Site) -> None:
 
 def change(site: Site, q: str, password: str = ADMIN, **options: object) -> Any:
     """Return the task of a bulk change at its end."""
-    return ended(site, site.api("POST", "/bulk", {"q": q, **options}, 202, password), password)
+    return site.ended(site.api("POST", "/bulk", {"q": q, **options}, 202, password), password)
 
 
 def states(site: Site, ids: list[int]) -> list[str]:
@@ -193,7 +163,7 @@ def test_bulk_change_of_all_shards_is_previewed_run_audited_and_undone_as_one(si
     assert counted["sample"] == sorted(ids[1:])[:10]
     assert counted["undo"].startswith("This can be undone for a day")
     assert "ready" in states(site, ids)
-    run = ended(site, site.api("POST", f"/tasks/{preview['id']}/run", {}, 202))
+    run = site.ended(site.api("POST", f"/tasks/{preview['id']}/run", {}, 202))
     assert (run["state"], run["matched"], run["changed"]) == ("done", len(ids), len(ids) - 1)
     assert site.api("POST", f"/tasks/{preview['id']}/run", {}, 202)["id"] == run["id"]  # at most once
     assert states(site, ids) == ["buried"] * len(ids)
@@ -202,7 +172,7 @@ def test_bulk_change_of_all_shards_is_previewed_run_audited_and_undone_as_one(si
     assert entries(site, "bulk/end", run["id"])[0]["jobs"] == len(ids) - 1
     [listed] = [one for one in site.api("GET", "/changes")["changes"] if one["title"] == run["title"]]
     assert (listed["jobs"], listed["undone_at"]) == (len(ids) - 1, None)
-    undo = ended(site, site.api("POST", f"/changes/{listed['number']}/undo", status=202))
+    undo = site.ended(site.api("POST", f"/changes/{listed['number']}/undo", status=202))
     assert (undo["state"], undo["changed"], undo["refused"]) == ("done", len(ids) - 1, [])
     assert states(site, ids) == ["buried", *["ready"] * (len(ids) - 1)]
     until(lambda: len(entries(site, "undo/end", undo["id"])) == 1)
@@ -218,7 +188,7 @@ def test_undo_of_a_deletion_on_all_shards_reports_the_jobs_that_it_does_not_rest
     done = change(site, "body:needle-undo", action="bury", dry_run=False)
     site.api("DELETE", f"/jobs/{ids[0]}", status=204)
     site.api("DELETE", f"/jobs/{ids[-1]}", status=204)
-    undo = ended(site, site.api("POST", f"/changes/{done['change_number']}/undo", status=202))
+    undo = site.ended(site.api("POST", f"/changes/{done['change_number']}/undo", status=202))
     [refused] = undo["refused"]
     assert (refused["jobs"], sorted(refused["sample"])) == (2, sorted([ids[0], ids[-1]]))
     assert (undo["changed"], undo["skipped"]) == (len(ids) - 2, 2)
@@ -234,7 +204,7 @@ def test_move_to_a_tube_of_one_shard_gathers_the_jobs_of_all(site: Site) -> None
 
 def test_change_of_selected_jobs_finds_each_on_its_shard(site: Site) -> None:
     ids = put_everywhere(site, "some")
-    done = ended(site, site.api("POST", "/bulk", {"ids": ids[::2], "action": "delete", "dry_run": False}, 202))
+    done = site.ended(site.api("POST", "/bulk", {"ids": ids[::2], "action": "delete", "dry_run": False}, 202))
     assert (done["total"], done["scanned"], done["changed"]) == (len(ids[::2]),) * 3
     assert [site.ask("GET", f"/api/v1/jobs/{id}").status for id in ids] == [404, 200] * 4 + [404]
 
@@ -246,7 +216,7 @@ def test_cancelled_change_stops_on_all_shards(site: Site) -> None:
     )
     assert started["state"] == "running"
     site.api("DELETE", f"/tasks/{started['id']}")
-    task = ended(site, started)
+    task = site.ended(started)
     assert task["state"] == "cancelled"
     changed = task["changed"]
     assert changed < len(ids)
@@ -257,7 +227,7 @@ def test_rate_of_a_change_is_divided_among_the_shards(site: Site) -> None:
     ids = put_everywhere(site, "rate", b"needle-rate")
     preview = change(site, "body:needle-rate", action="bury", rate=20.0)
     begin = time.monotonic()
-    run = ended(site, site.api("POST", f"/tasks/{preview['id']}/run", {}, 202))
+    run = site.ended(site.api("POST", f"/tasks/{preview['id']}/run", {}, 202))
     assert run["changed"] == len(ids)
     assert time.monotonic() - begin > (len(ids) - SHARDS) / 20.0 - SHARDS * 0.05  # the first job of a shard is at once
 
@@ -349,6 +319,6 @@ def test_shard_that_does_not_answer_is_named_and_the_others_are_served(site: Sit
         assert states(site, left) == ["buried"] * len(left)
         site.api("POST", f"/changes/{done['change_number']}/undo", status=503)
     until(lambda: "warning" not in site.api("GET", "/jobs", q="body:needle-dead"))
-    undo = ended(site, site.api("POST", f"/changes/{done['change_number']}/undo", status=202))
+    undo = site.ended(site.api("POST", f"/changes/{done['change_number']}/undo", status=202))
     assert (undo["state"], undo["changed"]) == ("done", len(left))
     assert search(site, "body:needle-dead")["state"] == "done"
