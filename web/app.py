@@ -28,7 +28,6 @@ from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.forwarding import LIVE, Forwarding
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.oidc import OpenIdClient
-from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.changes.bulk import Bulk
 from greenstalk_server.web.changes.operations import Operations
@@ -112,11 +111,9 @@ from greenstalk_server.web.features.undo.pages import ChangePages
 from greenstalk_server.web.framework import errors, preferences, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.router import Api, max_request_size
-from greenstalk_server.web.framework.assets import static_folder, template_folder
 from greenstalk_server.web.framework.fields import MAX_PUT
 from greenstalk_server.web.framework.links import caching_url_for
 from greenstalk_server.web.framework.notices import notice
-from greenstalk_server.web.framework.page_template import PageTemplate
 from greenstalk_server.web.framework.refusals import NOTHING_SENT
 from greenstalk_server.web.framework.shards import Links, Shards
 from greenstalk_server.web.framework.template_cache import load_templates
@@ -428,21 +425,16 @@ def _room_refusal(directory: str | None, broker: Broker) -> Callable[[int], str]
 
 def _create_app(options: WebOptions, broker: Broker, has_processes: bool) -> Flask:
     """Return a Flask app with the settings and template filters of the dashboard, without routes."""
-    app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
+    app = Guarded(options)
     # A job body may arrive with CRLF line ends, or in base64, and then has at most twice its size.
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
-    app.jinja_env.template_class = PageTemplate
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.globals |= {"url_for": caching_url_for(app), "zip": zip}
     app.jinja_env.filters |= text.FILTERS
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(partial(_template_values, options, has_processes))
-    if options.url_prefix:
-        app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
-    if options.trusted_proxies:
-        app.wsgi_app = TrustedProxies(app.wsgi_app, options.trusted_proxies)  # type: ignore[method-assign]
     return app
 
 

@@ -17,11 +17,9 @@ from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.forwarding import OF_PROCESS, Sender
 from greenstalk_server.web.auth.guard import Guard, Guarded
-from greenstalk_server.web.auth.proxies import IS_OUTSIDE, Prefix, TrustedProxies
+from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.features.metrics.exporter import exposition, role_metrics
 from greenstalk_server.web.framework.api.router import max_request_size
-from greenstalk_server.web.framework.assets import static_folder, template_folder
-from greenstalk_server.web.framework.page_template import PageTemplate
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.framework.shards import Links, call
 from greenstalk_server.web.options import WebOptions
@@ -53,10 +51,9 @@ def create_standby_app(
     *is_one_of_several*: whether this process serves the port for other servers of its machine too. Then the metrics are
     those of the whole queue.
     """
-    app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
+    app = Guarded(options)
     own = OF_PROCESS if is_one_of_several else OF_STANDBY
     app.before_request(partial(_pass_home, links, max_request_size(max_job_size), own))
-    app.jinja_env.template_class = PageTemplate
     store = Store(SqliteRows(None), is_kept=False)
     Guard(options, hostname, clock, Audit(clock, store), store, has_login=False).init_app(app)
 
@@ -83,10 +80,6 @@ def create_standby_app(
     app.add_url_rule("/readyz", "readyz", readyz)
     app.add_url_rule("/metrics", "metrics", metrics)
     app.add_url_rule("/<path:path>", "elsewhere", elsewhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
-    if options.url_prefix:
-        app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
-    if options.trusted_proxies:
-        app.wsgi_app = TrustedProxies(app.wsgi_app, options.trusted_proxies)  # type: ignore[method-assign]
     return app
 
 
