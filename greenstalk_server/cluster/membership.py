@@ -202,16 +202,19 @@ class Membership:
         now, snapshot = time.monotonic(), self.snapshot
         machines = {each.id: each.machine for each in snapshot.processes}
         mine = machines.get(self.me, "")
-        return [
-            ShardView(
+        views = []
+        for number, state in enumerate(snapshot.shards):
+            followers, machine = snapshot.followers(number), machines.get(state.holder)
+            view = ShardView(
                 is_free=state.is_free,
                 free_for=now - self._free_since.get(number, now),
-                followers=[each.id for each in snapshot.followers(number)],
+                followers=[each.id for each in followers],
+                near=[each.id for each in followers if each.machine == machine],
                 is_reserved=self._is_reserved(number),
-                is_near=machines.get(state.holder) == mine,
+                is_near=machine == mine,
             )
-            for number, state in enumerate(snapshot.shards)
-        ]
+            views.append(view)
+        return views
 
     # Reading
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from greenstalk_server.cluster.assignment import PATIENCE, ShardView, choose
 
 
-def view(*followers: str, free_for: float | None = None, is_reserved: bool = False, is_near: bool = False) -> ShardView:
-    """Return a shard, free for *free_for* seconds; None: another process leads it."""
-    return ShardView(free_for is not None, free_for or 0.0, followers, is_reserved, is_near)
+def view(
+    *followers: str, near: str = "", free_for: float | None = None, is_reserved: bool = False, is_near: bool = False
+) -> ShardView:
+    """Return a shard, free for *free_for* seconds; None: another process leads it.
+
+    *near* is a follower on the machine of its owner, and *is_near* whether the process is on that machine.
+    """
+    close = [near] if near else []
+    return ShardView(free_for is not None, free_for or 0.0, [*followers, *close], close, is_reserved, is_near)
 
 
 def first() -> float:
@@ -44,9 +50,17 @@ def test_one_process_at_a_time_leaves_a_crowded_shard() -> None:
 
 
 def test_process_leaves_a_shard_whose_owner_is_on_its_machine() -> None:
-    assert choose([view("me", is_near=True), view()], "me", 0, None, first) == 1
-    assert choose([view("me", is_near=True), view("other")], "me", 0, None, first) == 0
-    assert choose([view("me", is_near=True), view(is_near=True)], "me", 0, None, first) == 0
+    here = view(near="me", is_near=True)
+    assert choose([here, view()], "me", 0, None, first) == 1
+    assert choose([here, view("other")], "me", 0, None, first) == 0
+    assert choose([here, view(is_near=True)], "me", 0, None, first) == 0
+
+
+def test_processes_swap_shards_whose_owners_are_on_their_machines() -> None:
+    assert choose([view(near="me", is_near=True), view(near="other")], "me", 0, None, first) == 1
+    both_there = view("me", near="a")
+    assert choose([view(is_near=True), both_there], "me", 1, None, first) == 1
+    assert choose([view(), view("me", near="a", is_near=True)], "a", 1, None, first) == 0
 
 
 def test_process_follows_the_shard_that_an_operator_wants_it_to_lead() -> None:
