@@ -8,6 +8,8 @@ Bounds: a front sends a client's next run of commands when it has all replies to
 `WINDOW` bytes of channels that the other has not taken. A ServedClient is not served while more than `MAX_UNSENT` bytes
 wait for the socket. A peer that does not follow the protocol loses the link.
 
+A link that is relayed can continue on another connection, without loss: each side changes over between two frames.
+
 Docstrings say which methods may switch greenlets.
 """
 
@@ -19,7 +21,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import gevent
 from gevent import get_hub
@@ -109,6 +111,18 @@ class Host(Protocol):
 
     def note_resigned(self, link: Link) -> None:
         """Close *link*, whose peer no longer leads its shard; what it has not replied to has had no effect."""
+
+
+class _Offer(NamedTuple):
+    """A connection on which a link can continue.
+
+    nonce   names it.
+    unread  bytes that have arrived on it.
+    """
+
+    nonce: bytes
+    sock: socket.socket
+    unread: bytes
 
 
 class LinkWire(Wire):
@@ -429,9 +443,12 @@ class Link(Handler):
     is_reported     `report` was called.
     is_resigning    `resign` was called.
     calls   the calls of both processes.
+    relay   id of the process that relays the link; empty if the connection is direct.
     """
 
-    def __init__(self, host: Host, peer: str, shard: int, sock: socket.socket, version: int = frames.VERSION) -> None:
+    def __init__(
+        self, host: Host, peer: str, shard: int, sock: socket.socket, version: int = frames.VERSION, relay: str = ""
+    ) -> None:
         """*version* is the newest version that the peer speaks."""
         super().__init__()
         self.host: Host = host
@@ -442,12 +459,17 @@ class Link(Handler):
         self.is_lost: bool = False
         self.is_reported: bool = False
         self.is_resigning: bool = False
+        self.relay: str = relay
         self._version: int = version
         self.calls: LinkCalls = LinkCalls(self, host.handlers, 3 * host.broker.max_job_size + MAX_OVERHEAD)
         self._sock: socket.socket = sock
-        plain = sock if PlainSocket is None or type(sock) is not socket.socket else PlainSocket(sock.fileno())
-        self._recv: Callable[[int], bytes] = plain.recv
-        self._send: Callable[[bytes], int] = plain.send
+        self._sender: socket.socket = sock  # another one than _sock while the link changes over
+        self._offer: _Offer | None = None  # the connection on which the link can continue
+        self._awaited: bytes = b""  # the nonce of the connection to which the peer has changed over already
+        self._is_last: bool = False  # _unsent is the last output on this connection
+        recv, send = _calls_of(sock)
+        self._recv: Callable[[int], bytes] = recv
+        self._send: Callable[[bytes], int] = send
         self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
         self._has_hung_up: bool = False  # the kernel has announced the end of the stream
         self._reader: FrameReader = FrameReader()
@@ -476,6 +498,11 @@ class Link(Handler):
     def start(self) -> None:
         """Begin to serve the link; raise OSError if the system cannot poll the socket. Does not switch."""
         self.host.poller.add(self._sock.fileno(), self)
+
+    @property
+    def can_relay(self) -> bool:
+        """Whether the peer can relay, or can be reached over a relay."""
+        return self._version >= frames.RELAY_VERSION and not self.relay
 
     # As front
 
@@ -636,17 +663,27 @@ class Link(Handler):
         self._unsent = data[sent:]
         self._queued = len(self._unsent)
         if self._unsent:
-            self._watcher = get_hub().loop.io(self._sock.fileno(), WRITE)
-            self._watcher.start(self._flush_rest)
+            self._watch()
         elif self._stalled or self._unpublished:
             self._continue_stalled()
 
+    def _watch(self) -> None:
+        """Call `_flush_rest` when the socket accepts more."""
+        self._watcher = get_hub().loop.io(self._sender.fileno(), WRITE)
+        self._watcher.start(self._flush_rest)
+
     def _flush_rest(self) -> None:
-        self._watcher.stop()
-        self._watcher.close()
-        self._watcher = None
+        self._unwatch()
+        if self._is_last and not self._send_last():
+            return
         self._out.append(b"")
         self.flush()
+
+    def _unwatch(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._watcher.close()
+            self._watcher = None
 
     def _continue_stalled(self) -> None:
         heads, self._unpublished = self._unpublished, {}
@@ -656,6 +693,86 @@ class Link(Handler):
         for client in stalled:
             client.pump()
             self.host.poller.queue(client)
+
+    # Another connection. No method switches.
+
+    def change_over(self, nonce: str, sock: socket.socket, unread: bytes, *, is_first: bool) -> None:
+        """Continue on *sock*, a connection of that *nonce* on which *unread* has arrived, and close the present one.
+
+        *is_first*: begin to send there now, as this side has connected. Otherwise wait until the peer sends there.
+        """
+        if self._offer is not None:
+            self._offer.sock.close()
+        self._offer = _Offer(nonce.encode(), sock, unread)
+        if is_first:
+            self.relay = ""
+            self._end_output()
+        elif self._awaited == self._offer.nonce:
+            self._change_input()
+
+    def _note_switch(self, nonce: bytes) -> None:
+        """Handle SWITCH, the last frame on this connection."""
+        if self._offer is not None and self._offer.nonce == nonce:
+            self._change_input()
+        elif self.relay:
+            self._awaited = nonce  # its handshake is not complete yet
+        else:
+            raise LinkError("unexpected SWITCH")
+
+    def _end_output(self) -> None:
+        """Send what waits, and SWITCH, on this connection. `_send_last` sends later output on the other one."""
+        assert self._offer is not None
+        last = frame(frames.SWITCH, 0, self._offer.nonce)
+        self._unsent = b"".join([self._unsent, *self._out, last])
+        self._out = []
+        self._queued += len(last)
+        self._is_last = True
+        if self._watcher is None:
+            self._watch()
+
+    def _send_last(self) -> bool:
+        """Send the last output on this connection; return whether all is sent, and the other one is in use."""
+        try:
+            sent = self._send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.host.drop(self)
+            return False
+        self._unsent = self._unsent[sent:]
+        self._queued -= sent
+        if self._unsent:
+            self._watch()
+            return False
+        former, self._sender = self._sender, self._sock if self._offer is None else self._offer.sock
+        self._send = _calls_of(self._sender)[1]
+        self._is_last = False
+        if former is not self._sock:
+            former.close()
+        return True
+
+    def _change_input(self) -> None:
+        """Receive on the other connection from now on, and send there too."""
+        offer = self._offer
+        assert offer is not None
+        if self._sender is self._sock and not self._is_last:
+            self._end_output()
+        former, self._sock, self._offer, self.relay = self._sock, offer.sock, None, ""
+        self.host.poller.remove(former.fileno())
+        if former is not self._sender:
+            former.close()
+        try:
+            self.start()
+        except OSError as error:
+            self.fail(error)
+            return
+        self._recv = _calls_of(self._sock)[0]
+        self._has_unread = getattr(self._sock, "has_unread", None)
+        self._has_hung_up = False
+        log.info("the link to %s is direct again", self.label)
+        if offer.unread:
+            self.serve(offer.unread, self.host.clock(), 1)
+        self.note_unread()
 
     # Called by the poller. No method switches.
 
@@ -744,6 +861,8 @@ class Link(Handler):
             self._note_head(payload)
         elif kind in (frames.CALL, frames.ANSWER):
             self.calls.receive_frame(kind, channel, payload)
+        elif kind == frames.SWITCH:
+            self._note_switch(payload)
         else:
             self._handle_control(kind, channel)
 
@@ -803,11 +922,12 @@ class Link(Handler):
     def close(self) -> tuple[list[LinkWire], list[ServedClient]]:
         """Close the socket; return the wires and clients that the caller has to end. Does not switch."""
         self.is_lost = True
-        if self._watcher is not None:
-            self._watcher.stop()
-            self._watcher.close()
-            self._watcher = None
+        self._unwatch()
         self.host.poller.remove(self._sock.fileno())
+        if self._sender is not self._sock:
+            self._sender.close()
+        if self._offer is not None:
+            self._offer.sock.close()
         # A closed socket raises. A PlainSocket would use the descriptor, which another connection may have by then.
         self._recv, self._send = self._sock.recv, self._sock.send
         self._sock.close()
@@ -816,6 +936,12 @@ class Link(Handler):
         wires, self._wires = list(self._wires.values()), {}
         clients, self._clients = list(self._clients.values()), {}
         return wires, clients
+
+
+def _calls_of(sock: socket.socket) -> tuple[Callable[[int], bytes], Callable[[bytes], int]]:
+    """Return recv and send of *sock*, the fastest that there are."""
+    plain = sock if PlainSocket is None or type(sock) is not socket.socket else PlainSocket(sock.fileno())
+    return plain.recv, plain.send
 
 
 def _facts(payload: bytes) -> dict[str, Any]:

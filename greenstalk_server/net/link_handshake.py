@@ -11,6 +11,7 @@ import hmac
 import json
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -52,12 +53,20 @@ class Peer:
     shard       the shard that it leads; NO_SHARD if it leads none.
     version     newest version of the protocol that it speaks.
     unread      bytes that have arrived after its last frame of the handshake.
+    nonce       nonce of the side that has connected.
+    target      id of the process to which the peer wants this one to relay; empty for a link to this process.
+    relay       id of the process that relays this connection; empty if it is direct.
+    continues   whether a link that is relayed is to continue on this connection.
     """
 
     process: str
     shard: int
     version: int
     unread: bytes
+    nonce: str
+    target: str = ""
+    relay: str = ""
+    continues: bool = False
 
 
 class SameShard(LinkError):
@@ -68,10 +77,19 @@ class SameShard(LinkError):
         self.process: str = process
 
 
-def shake_hands(sock: socket.socket, identity: Identity, shard: int, is_connecting: bool) -> Peer:
+def shake_hands(
+    sock: socket.socket,
+    identity: Identity,
+    shard: int,
+    is_connecting: bool,
+    request: Mapping[str, str | bool] | None = None,
+    unread: bytes = b"",
+) -> Peer:
     """Authenticate the peer of the non-blocking *sock*; raise LinkError if a check fails. Switches.
 
-    *shard* is the shard that this process leads. The caller ends a handshake that takes too long.
+    *shard* is the shard that this process leads. *request*: `target`, `relay` and `continues` as of Peer, but of this
+    process; the peer must speak RELAY_VERSION. *unread*: bytes that have arrived already. The caller ends a handshake
+    that takes too long.
     """
     nonce = secrets.token_hex(16)
     hello = {
@@ -83,11 +101,15 @@ def shake_hands(sock: socket.socket, identity: Identity, shard: int, is_connecti
         "process": identity.process,
         "shard": shard,
         "nonce": nonce,
+        **(request or {}),
     }
-    stream = _Stream(sock)
+    stream = _Stream(sock, unread)
     stream.send(frame(frames.HELLO, 0, json.dumps(hello).encode()))
     theirs = _parse(stream.read(frames.HELLO))
-    problem = _problem(theirs, hello) or _problem_of_order(theirs["process"], identity.process, is_connecting)
+    is_ordered = not ("target" in hello or theirs.get("target"))
+    problem = _problem(theirs, hello) or _problem_of_order(
+        theirs["process"], identity.process, is_connecting, is_ordered
+    )
     if problem:
         raise LinkError(problem)
     stream.send(frame(frames.AUTH, 0, _proof(identity.secret, hello, theirs["nonce"])))
@@ -95,7 +117,16 @@ def shake_hands(sock: socket.socket, identity: Identity, shard: int, is_connecti
         raise LinkError(f"process {theirs['process']} does not know the secret")
     if theirs["shard"] == shard != NO_SHARD:
         raise SameShard(theirs["process"], shard)
-    return Peer(theirs["process"], theirs["shard"], theirs["version"], stream.rest)
+    return Peer(
+        theirs["process"],
+        theirs["shard"],
+        theirs["version"],
+        stream.rest,
+        nonce if is_connecting else theirs["nonce"],
+        theirs.get("target", ""),
+        theirs.get("relay", ""),
+        theirs.get("continues", False),
+    )
 
 
 def connects(process: str, other: str) -> bool:
@@ -114,13 +145,17 @@ _HELLO_TYPES: Final = {
     "nonce": str,
 }
 
+_OPTIONAL_TYPES: Final = {"target": str, "relay": str, "continues": bool}
+
 
 def _parse(payload: bytes) -> dict[str, Any]:
     """Return the facts of HELLO; raise LinkError if they are malformed."""
     try:
         facts = json.loads(payload)
         if all(type(facts[name]) is kind for name, kind in _HELLO_TYPES.items()):
-            return {name: facts[name] for name in _HELLO_TYPES}
+            optional = {name: kind for name, kind in _OPTIONAL_TYPES.items() if name in facts}
+            if all(type(facts[name]) is kind for name, kind in optional.items()):
+                return {name: facts[name] for name in (*_HELLO_TYPES, *optional)}
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise LinkError("malformed HELLO")
@@ -136,18 +171,29 @@ def _problem(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     for name in ("queue", "shards", "base"):
         if theirs[name] != ours[name]:
             return f"the {name} of the peer is {_shown(theirs[name])}, that of this process {_shown(ours[name])}"
-    if not 0 < len(theirs["process"]) <= MAX_ID or not theirs["process"].isalnum():
+    if not _is_id(theirs["process"]):
         return f"the peer says that it is process {_shown(theirs['process'])}"
     if not NO_SHARD <= theirs["shard"] < ours["shards"]:
         return f"the peer says that it leads shard {_shown(theirs['shard'])}"
+    for name in ("target", "relay"):
+        if theirs.get(name) and not _is_id(theirs[name]):
+            return f"the {name} of the peer is {_shown(theirs[name])}"
     return ""
 
 
-def _problem_of_order(theirs: str, ours: str, is_connecting: bool) -> str:
-    """Return why the wrong one of the two processes has connected; empty if it was the right one."""
+def _is_id(text: str) -> bool:
+    """Return whether *text* can be the id of a process."""
+    return 0 < len(text) <= MAX_ID and text.isalnum()
+
+
+def _problem_of_order(theirs: str, ours: str, is_connecting: bool, is_ordered: bool) -> str:
+    """Return why the wrong one of the two processes has connected; empty if it was the right one.
+
+    *is_ordered*: one of them is the right one.
+    """
     if theirs == ours:
         return "the peer says that it is this process"
-    if is_connecting == connects(ours, theirs):
+    if not is_ordered or is_connecting == connects(ours, theirs):
         return ""
     return f"process {theirs if is_connecting else ours} has to connect to the other one"
 
@@ -169,8 +215,8 @@ class _Stream:
     rest    bytes that have arrived after the last frame that was read.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.rest: bytes = b""
+    def __init__(self, sock: socket.socket, unread: bytes) -> None:
+        self.rest: bytes = unread
         self._sock: socket.socket = sock
 
     def send(self, data: bytes) -> None:

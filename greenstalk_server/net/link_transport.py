@@ -22,7 +22,7 @@ def connect(address: str, certificates: Certificates | None) -> socket.socket:
 
     *certificates* are for TCP; None: without TLS.
     """
-    if address.startswith(UNIX_PREFIX):
+    if not is_remote(address):
         connecting = gsocket.socket(socket.AF_UNIX)
         try:
             connecting.connect(address.removeprefix(UNIX_PREFIX))
@@ -65,6 +65,11 @@ def secure(sock: socket.socket, certificates: Certificates | None, is_client: bo
     elif not (is_loopback(sock.getsockname()[0]) and is_loopback(sock.getpeername()[0])):
         raise LinkError("a link between machines needs TLS: set --link-cert, --link-ca")
     return sock
+
+
+def is_remote(address: str) -> bool:
+    """Return whether the process at *address* can be on another machine."""
+    return not address.startswith(UNIX_PREFIX)
 
 
 def host_of(address: object) -> str:

@@ -9,6 +9,8 @@ then it waits, up to `outage_wait`. When a link is lost, the clients of the othe
 jobs that they hold. When there is a link again, the other process opens the sessions of those that still exist, and
 then reports this: all others end. They also end when the membership says that the other process has ended.
 
+A process that cannot be reached over TCP is reached over a third one, which relays, until a direct connection succeeds.
+
 Docstrings say which methods may switch greenlets.
 """
 
@@ -19,8 +21,9 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import gevent
@@ -40,7 +43,8 @@ from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link import Link, LinkWire, ServedClient
 from greenstalk_server.net.link_calls import CALL_TIMEOUT, CallError, CallHandler, Message
-from greenstalk_server.net.link_handshake import Identity, SameShard, connects, shake_hands
+from greenstalk_server.net.link_handshake import Identity, Peer, SameShard, connects, shake_hands
+from greenstalk_server.net.link_relay import RelayError, Relays
 from greenstalk_server.net.membership import Membership
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, reason_of
@@ -56,6 +60,9 @@ from greenstalk_server.runtime.supervisor import Service
 CONNECT_INTERVAL: Final = 0.1
 MAX_CONNECT_INTERVAL: Final = 2.0
 """Seconds between two attempts to connect: at first, and at most. The interval doubles with each failure."""
+
+RELAY_DELAY: Final = 1.0
+"""Seconds without a link to a process, after which another one is asked to relay. It doubles with each failure."""
 
 HANDSHAKE_TIMEOUT: Final = 5.0
 """Seconds for a handshake."""
@@ -137,7 +144,10 @@ class Links:
         self._loopback: Link | None = None  # the end of the owner
         self._owners: dict[int, str] = {}  # the last owner of each shard
         self._members: set[str] = set()
-        self._connectors: dict[str, Service] = {}
+        self._connectors: dict[str, tuple[Service, ...]] = {}
+        self._relays: Relays = Relays()
+        self._attempts: dict[str, socket.socket] = {}  # on which this process shakes hands with others
+        self._last_asked: str = ""  # the process that was asked to relay last
         self._waiting: dict[int, dict[LinkWire, int]] = {}  # wires without a link, and since when a command waits, or 0
         self._attaching: set[int] = set()
         self._unreached: dict[int, int] = {}  # shards whose owners live, with the time since when there is no link
@@ -170,8 +180,9 @@ class Links:
     def stop(self) -> None:
         """Close all links. Switches."""
         self._is_stopping = True
-        for service in [*self._services, *self._connectors.values()]:
+        for service in [*self._services, *chain.from_iterable(self._connectors.values())]:
             service.stop()
+        self._relays.stop()
         for link in [*self._links.values(), *([self._loopback] if self._loopback is not None else [])]:
             self.drop(link)
         while self._ending:
@@ -234,6 +245,11 @@ class Links:
     def is_linked(self, shard: int) -> bool:
         """Return whether *shard* can be reached now."""
         return self._link_to(shard) is not None
+
+    def is_relayed(self, shard: int) -> bool:
+        """Return whether *shard* is reached over a third process now."""
+        link = self._link_to(shard)
+        return link is not None and bool(link.relay)
 
     def unreached(self) -> list[int]:
         """Return the shards whose owners live, and have not been reached for `outage_wait`."""
@@ -453,17 +469,36 @@ class Links:
                 else:
                     log.warning("%s has sent nothing for %g s", link.label, MAX_SILENCE * PING_INTERVAL)
                     self.drop(link)
+            self._relays.end_silent(MAX_SILENCE)
 
     # Links
 
-    def _add(self, sock: socket.socket, expected: str | None) -> None:
-        """Shake hands with the peer of *sock*, and serve the link; it replaces an earlier one. Switches.
+    def _add(self, sock: socket.socket, expected: str | None, relay: str = "", unread: bytes = b"") -> None:
+        """Shake hands with the peer of *sock*, and use the connection as the peer, or this process, wants. Switches.
 
-        *expected* is the id of the peer if this process has connected, None if it has accepted.
+        *expected* is the id of the peer if this process has connected, None if it has accepted. *unread* has arrived
+        from the process *relay*, over which this process has connected.
         """
         shard = self.own
+        continued = self._links.get(expected) if expected is not None and not relay else None
+        request: dict[str, str | bool] = {"relay": relay} if relay else {"continues": True} if continued else {}
+        peer = self._shake_hands(sock, expected, request, unread)
+        if peer.target:
+            self._relay(sock, peer)
+        elif peer.continues or continued is not None:
+            self._continue(sock, peer, continued)
+        else:
+            self._serve(sock, peer, relay or peer.relay, shard)
+
+    def _shake_hands(
+        self, sock: socket.socket, expected: str | None, request: dict[str, str | bool], unread: bytes = b""
+    ) -> Peer:
+        """Return the peer of *sock*, if it belongs to the queue; raise LinkError otherwise. Switches.
+
+        *request* and *unread* are as of link_handshake.shake_hands.
+        """
         try:
-            peer = shake_hands(sock, self._identity, shard, is_connecting=expected is not None)
+            peer = shake_hands(sock, self._identity, self.own, expected is not None, request, unread)
         except SameShard as error:
             self.on_rival(error.process)
             raise
@@ -473,13 +508,41 @@ class Links:
             raise LinkError("this process is stopping")
         if self._membership.has_ended(peer.process):
             raise LinkError(f"process {peer.process} is not among those of the queue")
+        return peer
+
+    def _relay(self, sock: socket.socket, peer: Peer) -> None:
+        """Relay from *sock*, the connection of *peer*, to the process that it wants to reach. Switches."""
+        link = self._links.get(peer.target)
+        address = self._membership.addresses().get(peer.target)
+        if link is None or not link.can_relay or address is None or peer.target == self._identity.process:
+            raise RelayError(f"cannot relay to process {peer.target}: there is no direct link to it")
+        self._relays.check(peer.process, peer.target)
+        target = transport.connect(address, self._certificates)
+        try:
+            self._relays.start(self.poller, (peer.process, sock), (peer.target, target), peer.unread)
+        except BaseException:
+            target.close()
+            raise
+
+    def _continue(self, sock: socket.socket, peer: Peer, continued: Link | None) -> None:
+        """Continue the relayed link to *peer*, which is *continued* if this side has connected, on *sock*."""
+        link = self._links.get(peer.process)
+        if link is None or not link.relay or (continued is not None and continued is not link):
+            raise LinkError("the relayed link has ended, which this connection was to continue")
+        link.change_over(peer.nonce, sock, peer.unread, is_first=continued is not None)
+
+    def _serve(self, sock: socket.socket, peer: Peer, relay: str, shard: int) -> None:
+        """Serve the link to *peer*, which replaces an earlier one; *shard* is as of the handshake. Does not switch."""
         before = self._links.get(peer.process)
         if before is not None:
             self.drop(before)
-        link = Link(self, peer.process, peer.shard, sock, peer.version)
+        link = Link(self, peer.process, peer.shard, sock, peer.version, relay)
         link.start()
         self._links[peer.process] = link
-        log.info("linked to %s", link.label)
+        if relay:
+            log.warning("linked to %s over process %s, which relays: there is no direct connection", link.label, relay)
+        else:
+            log.info("linked to %s", link.label)
         if self.own != shard:
             link.announce(self.own)
         if peer.unread:
@@ -518,11 +581,16 @@ class Links:
             self._changed.clear()
             own, addresses = self._identity.process, self._membership.addresses()
             for process in [process for process in self._connectors if process not in addresses]:
-                self._connectors.pop(process).stop()
-            for process in addresses:
+                for service in self._connectors.pop(process):
+                    service.stop()
+            for process, address in addresses.items():
                 if connects(own, process) and process not in self._connectors:
-                    self._connectors[process] = Service("links", partial(self._connect_forever, process))
-                    self._connectors[process].start()
+                    ways = [self._connect_forever]
+                    if transport.is_remote(address):
+                        ways.append(self._ask_for_relays)
+                    self._connectors[process] = tuple([Service("links", partial(way, process)) for way in ways])
+                    for service in self._connectors[process]:
+                        service.start()
             self._drop_former(set(addresses))
             for front in self.broker.suspended:
                 if self._membership.has_ended(front):
@@ -545,7 +613,7 @@ class Links:
             self.drop(self._links[process])
 
     def _connect_forever(self, process: str) -> None:
-        """Keep a link to *process*. Switches."""
+        """Keep a link to *process*, and connect directly while it is relayed. Switches."""
         interval = CONNECT_INTERVAL
         while True:
             try:
@@ -556,9 +624,53 @@ class Links:
                     log.warning("cannot link to process %s: %s; trying again", process, reason_of(error))
                 interval = min(2 * interval, MAX_CONNECT_INTERVAL)
             link = self._links.get(process)
-            if link is not None:
+            if link is not None and not link.relay:
                 link.lost.wait()
             gevent.sleep(interval)
+
+    def _ask_for_relays(self, process: str) -> None:
+        """Have the link to *process* relayed while there is no direct connection. Switches."""
+        interval = RELAY_DELAY
+        while True:
+            gevent.sleep(interval)
+            link, relay = self._links.get(process), self._next_relay()
+            if link is not None:
+                link.lost.wait()
+                interval = RELAY_DELAY
+            elif relay is not None:
+                try:
+                    self._connect_over(relay, process)
+                except (OSError, LinkError) as error:
+                    if interval == RELAY_DELAY:
+                        log.info("process %s does not relay to process %s: %s", relay, process, reason_of(error))
+                    interval = min(2 * interval, MAX_CONNECT_INTERVAL)
+
+    def _next_relay(self) -> str | None:
+        """Return the process to ask next for a relay, in turn; None if there is none."""
+        able = sorted([peer for peer, link in self._links.items() if link.can_relay and peer != self._identity.process])
+        if not able:
+            return None
+        self._last_asked = next((peer for peer in able if peer > self._last_asked), able[0])
+        return self._last_asked
+
+    def _connect_over(self, relay: str, process: str) -> None:
+        """Link to *process* over the process *relay*. Switches."""
+        address = self._membership.addresses().get(relay)
+        if address is None:
+            return
+        with _handshake_timeout():
+            sock = transport.connect(address, self._certificates)
+            try:
+                unread = self._shake_hands(sock, relay, {"target": process}).unread
+                if process in self._links:
+                    raise LinkError("there is a link meanwhile")  # noqa: TRY301
+                if process in self._attempts:  # it began without a relayed link, which it would replace
+                    with suppress(OSError):  # the peer is gone
+                        self._attempts[process].shutdown(socket.SHUT_RDWR)
+                self._attempt(sock, process, relay, unread)
+            except BaseException:
+                sock.close()
+                raise
 
     def _connect(self, process: str) -> None:
         address = self._membership.addresses().get(process)
@@ -567,10 +679,21 @@ class Links:
         with _handshake_timeout():
             sock = transport.connect(address, self._certificates)
             try:
-                self._add(sock, process)
+                if process in self._attempts:
+                    raise LinkError("a handshake over a relay is in progress")  # noqa: TRY301
+                self._attempt(sock, process)
             except BaseException:
                 sock.close()
                 raise
+
+    def _attempt(self, sock: socket.socket, process: str, relay: str = "", unread: bytes = b"") -> None:
+        """Call `_add` about *sock*, which is connected to *process*. Switches."""
+        self._attempts[process] = sock
+        try:
+            self._add(sock, process, relay, unread)
+        finally:
+            if self._attempts.get(process) is sock:
+                del self._attempts[process]
 
     def _accept_forever(self, listening: socket.socket) -> None:
         """Accept links. Switches."""
@@ -597,6 +720,9 @@ class Links:
             with _handshake_timeout():
                 sock = transport.secure(sock, self._certificates, is_client=False)
                 self._add(sock, None)
+        except RelayError as error:
+            sock.close()
+            log.info("%s", error)
         except (OSError, LinkError) as error:
             sock.close()
             self._note_refusal(address, error)

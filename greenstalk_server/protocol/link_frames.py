@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the frames, and of the commands of `link_commands`."""
 
 OLDEST_VERSION: Final = 2
@@ -19,6 +19,9 @@ OLDEST_VERSION: Final = 2
 
 RESIGN_VERSION: Final = 3
 """Oldest version with RESIGN."""
+
+RELAY_VERSION: Final = 4
+"""Oldest version with relays, and with SWITCH."""
 
 HEADER: Final = struct.Struct("<IBI")
 
@@ -48,11 +51,12 @@ TELL: Final = 15
 PART: Final = 16
 REPORTED: Final = 17
 RESIGN: Final = 18
+SWITCH: Final = 19
 """Kinds. HELLO and AUTH are the handshake. A front sends OPEN, PART, DATA, TELL, CLOSE and REPORTED; an owner REPLY,
-END, CLOSED, HEAD and RESIGN. A process sends LEAD when it begins to lead a shard, and PING so that the peer hears from
-it."""
+END, CLOSED, HEAD and RESIGN. A process sends LEAD when it begins to lead a shard, PING so that the peer hears from
+it, and SWITCH as the last frame on a connection when the link continues on another one."""
 
-LAST_KIND: Final = RESIGN
+LAST_KIND: Final = SWITCH
 
 SIZES: Final = [size.to_bytes(4, "little") for size in range(1024)]
 """The sizes of most payloads, encoded."""

@@ -172,6 +172,10 @@ class Peer:
 
     def shake_hands(self) -> None:
         self.say_hello()
+        self.authenticate()
+
+    def authenticate(self) -> None:
+        """Receive HELLO, and send AUTH."""
         kind, _, payload = self.read()
         assert kind == frames.HELLO
         message = json.dumps([self.hello, json.loads(payload)["nonce"]], sort_keys=True).encode()
