@@ -73,6 +73,17 @@ class Network:
 
         self._run(cut())
 
+    def part(self, one: str, other: str) -> None:
+        """Cut both directions between two hosts, and reset the connections between them."""
+        self.cut((one, other), (other, one))
+
+        async def reset() -> None:
+            for writer, way in self._writers.items():
+                if set(way) == {one, other}:
+                    writer.transport.abort()
+
+        self._run(reset())
+
     def slow(self, low: float, high: float) -> None:
         """Delay the data of all directions by *low* to *high* seconds from now on."""
         self._delay = (low, high)

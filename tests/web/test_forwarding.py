@@ -47,6 +47,9 @@ class EndlessResponse:
     def is_linked(self, shard: int) -> bool:
         return True
 
+    def is_relayed(self, shard: int) -> bool:
+        return False
+
 
 def test_response_of_another_process_ends_with_the_session() -> None:
     links, is_live = EndlessResponse(), [True]

@@ -65,6 +65,9 @@ class Links(Protocol):
     def is_linked(self, shard: int) -> bool:
         """Return whether *shard* can be reached now."""
 
+    def is_relayed(self, shard: int) -> bool:
+        """Return whether *shard* is reached over a third process now."""
+
 
 class Shards:
     """The shards of one queue.
@@ -112,6 +115,11 @@ class Shards:
         """Return the other shards that cannot be reached now."""
         links = self._links
         return [shard for shard in self.others if links is not None and not links.is_linked(shard)]
+
+    def relayed(self) -> list[int]:
+        """Return the other shards that are reached over a third process now."""
+        links = self._links
+        return [shard for shard in self.others if links is not None and links.is_relayed(shard)]
 
     def of_job(self, id: int) -> int:
         """Return the shard that has the job *id*, or that knows where it is, or that has assigned *id*."""

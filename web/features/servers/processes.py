@@ -39,6 +39,9 @@ class Process(ResponseModel):
     unlinked: Annotated[list[Count], Meta(description="Shards to whose processes it has no link.")] = field(
         default_factory=list
     )
+    relayed: Annotated[list[Count], Meta(description="Shards whose processes it reaches over another server.")] = field(
+        default_factory=list
+    )
 
 
 class Processes:
@@ -84,6 +87,7 @@ class Processes:
             cpu_seconds=sum(facts.rusage()),
             memory=memory[0] if memory is not None else None,
             unlinked=self._shards.unlinked(),
+            relayed=self._shards.relayed(),
         )
 
     def _share(self, process: Process) -> float | None:
