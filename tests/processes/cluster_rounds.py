@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from tests.processes.clients import SHARDS
+from tests.processes.clients import PROBE_TUBES, SHARDS
 from tests.processes.databases import Database
 from tests.processes.network import Network
 from tests.processes.rounds import PAUSE_SECONDS, SEGMENT_SIZES, Rounds
@@ -40,12 +40,21 @@ SHORT_CUT: Final = (0.1, 3.0)
 LONG_CUT: Final = (11.0, 14.0)
 """Seconds; a link is closed after a silence of 10 s."""
 
+RELAY_TIMEOUT: Final = 30.0
+"""Seconds until a third server relays between two that are cut; on a machine that is not busy, 14 are enough."""
+
+RELAYED: Final = (0.5, 3.0)
+"""Seconds of a cut while a third server relays."""
+
 DATABASE_CUT: Final = (0.5, 8.0)
 LONG_DATABASE_CUT: Final = (22.0, 26.0)
 """Seconds; after 20 s the others count a server as dead."""
 
 SLOW_SECONDS: Final = (1.0, 4.0)
 DELAYS: Final = (0.0, 0.1)
+
+RELAY_LINES: Final = ("relaying between processes ", "the relay between processes ")
+"""Log lines when a relay begins, and when it ends."""
 
 _OWNERS: Final = f"""
     SELECT CASE WHEN holder IS NULL OR lease_until < clock_timestamp() THEN '' ELSE holder_name END
@@ -205,6 +214,7 @@ class ClusterRounds(Rounds):
             "pause an owner": (self._pause_owner, PAUSE_SECONDS),
             "short cut between two servers": (self._cut, SHORT_CUT),
             "cut between two servers": (self._cut, LONG_CUT),
+            "relayed cut between two servers": (self._cut_until_relayed, RELAYED),
             "cut between an owner and the database": (self._cut_owner, DATABASE_CUT),
             "cut between a standby and the database": (self._cut_standby, DATABASE_CUT),
             "long cut between a standby and the database": (self._isolate_standby, LONG_DATABASE_CUT),
@@ -221,7 +231,7 @@ class ClusterRounds(Rounds):
         }
         for name, (fault, seconds) in lasting.items():
             self._ways[name] = lambda fault=fault, seconds=seconds: self._last(fault, seconds)  # type: ignore[misc]
-            if fault != self._pause_owner:
+            if fault not in (self._pause_owner, self._cut_until_relayed):
                 self._ways[f"kill during {name}"] = lambda fault=fault, seconds=seconds: self._last(  # type: ignore[misc]
                     fault, seconds, lambda: self._replace_owners(1)
                 )
@@ -316,6 +326,31 @@ class ClusterRounds(Rounds):
         self._note_disturbance("cut", one, other)
         with self._cut_ways(one.name, other.name):
             yield
+
+    @contextmanager
+    def _cut_until_relayed(self) -> Iterator[None]:
+        """Cut the connection between two servers until both serve all shards: a third server relays between them.
+
+        From then on no client notices the cut, nor its end, after which the two servers are linked directly again.
+        """
+        one, other = self._random.sample(self._servers.nodes, 2)
+        begun, ended = [self._servers.log.count(line) for line in RELAY_LINES]
+        self._note_disturbance("cut", one, other)
+        with self._cut_ways(one.name, other.name):
+            for node in (one, other):
+                with Connection(node.port, RELAY_TIMEOUT) as connection:
+                    for tube in PROBE_TUBES:
+                        connection.stats(b"stats-tube " + tube)
+            wait_until(lambda: self._servers.log.count(RELAY_LINES[0]) > begun, lambda: "no server relays")
+            for each in self._disturbances:
+                each.ended = time.monotonic()
+            yield
+
+        def has_ended() -> bool:
+            counts = [self._servers.log.count(line) for line in RELAY_LINES]
+            return counts[0] - begun == counts[1] - ended
+
+        wait_until(has_ended, lambda: f"the relay does not end: {self._server.log[-3000:]}")
 
     @contextmanager
     def _cut_owner(self) -> Iterator[None]:

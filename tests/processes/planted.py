@@ -93,6 +93,17 @@ BUGS: Final = (
         ),
     ),
     Bug(
+        "a direct connection replaces a relayed link",
+        kind("relayed cut between two servers", POSTGRESQL),
+        (
+            (
+                "greenstalk_server/net/links.py",
+                "        link.change_over(peer.nonce, sock, peer.unread, is_first=continued is not None)\n",
+                '        self._serve(sock, peer, "", self.own)\n',
+            ),
+        ),
+    ),
+    Bug(
         "an offer that lapses is counted",
         kind("pause"),
         (
