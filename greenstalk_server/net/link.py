@@ -106,8 +106,8 @@ class Host(Protocol):
     def note_reported(self, link: Link) -> None:
         """Disconnect the suspended clients of the peer of *link*: it has opened the sessions of all others again."""
 
-    def note_lead(self, link: Link) -> None:
-        """Send to *link* what waits for the shard that its peer leads from now on."""
+    def note_lead(self, link: Link, shard: int) -> None:
+        """Send to *link* what waits for *shard*, which its peer leads from now on. Raise LinkError."""
 
     def note_resigned(self, link: Link) -> None:
         """Close *link*, whose peer no longer leads its shard; what it has not replied to has had no effect."""
@@ -871,8 +871,7 @@ class Link(Handler):
         if kind == frames.WINDOW_GRANT:
             self._use_grant(number)
         elif kind == frames.LEAD:
-            self.shard = number
-            self.host.note_lead(self)
+            self.host.note_lead(self, number)
         elif kind == frames.REPORTED:
             self.host.note_reported(self)
         elif kind == frames.RESIGN:

@@ -170,7 +170,8 @@ def _problem(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
         )
     for name in ("queue", "shards", "base"):
         if theirs[name] != ours[name]:
-            return f"the {name} of the peer is {_shown(theirs[name])}, that of this process {_shown(ours[name])}"
+            fact = "number of shards" if name == "shards" else name
+            return f"the {fact} of the peer is {_shown(theirs[name])}, that of this process {_shown(ours[name])}"
     if not _is_id(theirs["process"]):
         return f"the peer says that it is process {_shown(theirs['process'])}"
     if not NO_SHARD <= theirs["shard"] < ours["shards"]:

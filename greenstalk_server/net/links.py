@@ -350,8 +350,11 @@ class Links:
         if (front, number) not in self._served:  # else its jobs go to the client of the new link, little by little
             suspending.end(self.broker, front, number, self.clock())
 
-    def note_lead(self, link: Link) -> None:
-        """Send to *link* what waits for the shard that its peer leads from now on. Does not switch."""
+    def note_lead(self, link: Link, shard: int) -> None:
+        """Send to *link* what waits for *shard*, which its peer leads from now on. Raise LinkError. Does not switch."""
+        if shard >= self.ids.shards:
+            raise LinkError(f"the peer says that it leads shard {shard}")
+        link.shard = shard
         log.info("process %s leads shard %d", link.peer, link.shard)
         if link.shard == self.own:
             self.on_rival(link.peer)

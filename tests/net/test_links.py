@@ -36,7 +36,7 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("changes", "reason"),
     [
         ({"queue": "other"}, "the queue of the peer is 'other', that of this process 'a1b2'"),
-        ({"shards": 4}, "the shards of the peer is 4, that of this process 3"),
+        ({"shards": 4}, "the number of shards of the peer is 4, that of this process 3"),
         ({"base": 7}, "the base of the peer is 7, that of this process 0"),
         ({"shard": 0}, "process a1 says that it leads shard 0, as this process does"),
         ({"shard": 3}, "the peer says that it leads shard 3"),
@@ -102,6 +102,7 @@ def test_channel_speaks_the_protocol(peer: Peer) -> None:
         (frames.OPEN, 1, b"{}", "malformed OPEN"),
         (frames.HEAD, 0, b"1 mail", "malformed HEAD"),
         (frames.WINDOW_GRANT, 1, b"", "a grant of more than the window"),
+        (frames.LEAD, 3, b"", "the peer says that it leads shard 3"),
     ],
 )
 def test_frame_that_breaks_the_protocol_closes_the_link(
