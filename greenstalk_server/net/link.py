@@ -36,7 +36,7 @@ from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.link_calls import CallHandler, LinkCalls
 from greenstalk_server.net.poller import Handler, Poller
 from greenstalk_server.protocol import link_frames as frames
-from greenstalk_server.protocol.costs import DISCONNECT_COST
+from greenstalk_server.protocol.costs import DISCONNECT_COST, OUTPUT_SLICE
 from greenstalk_server.protocol.front_channel import NO_SHARD, Channel, Wire
 from greenstalk_server.protocol.link_frames import FrameReader, LinkError, frame
 from greenstalk_server.protocol.session import Session
@@ -53,6 +53,12 @@ MAX_QUEUED: Final = 2**24
 
 MAX_OVERHEAD: Final = 4 * 2**20
 """Bytes of a call beside three times the largest job, which is a request to put it with its bytes escaped."""
+
+MAX_CHANNELS: Final = 2**20
+"""Open channels of a peer. A process on Linux has no more connections than that (`fs.nr_open`)."""
+
+OPENED_BATCH: Final = 32
+"""Channels that are opened before the poller serves others: about a millisecond."""
 
 MAX_NUMBER: Final = 2**63 - 1
 """Maximum number of a session, and of a reservation in it."""
@@ -473,6 +479,7 @@ class Link(Handler):
         self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
         self._has_hung_up: bool = False  # the kernel has announced the end of the stream
         self._reader: FrameReader = FrameReader()
+        self._unserved: list[frames.Frame] = []  # behind a batch of OPEN; if there are any, the link is queued
         self._wires: dict[int, LinkWire] = {}
         self._clients: dict[int, ServedClient] = {}
         self._last_wire: int = 0
@@ -803,19 +810,44 @@ class Link(Handler):
             self.host.drop(self)
             return b""
         try:
-            for kind, channel, payload in self._reader.feed(data):
-                self._handle(kind, channel, payload)
+            self._serve_frames(self._reader.feed(data))
         except LinkError as error:
-            log.error("link to %s: %s; the link is closed", self.label, error)  # noqa: TRY400  no traceback
-            self.host.drop(self)
+            self._refuse(error)
         return b""
 
+    def _serve_frames(self, found: list[frames.Frame]) -> None:
+        """Handle the frames *found*, in order; after a batch of OPEN, keep the rest for `resume`. Raise LinkError."""
+        opened = 0
+        self._unserved = []
+        for at, (kind, channel, payload) in enumerate(found, 1):
+            self._handle(kind, channel, payload)
+            if kind == frames.OPEN:
+                opened += 1
+                if opened == OPENED_BATCH:
+                    self._unserved = found[at:]
+                    self.host.poller.spend(OUTPUT_SLICE)
+                    self.host.poller.queue(self)
+                    return
+
+    def _refuse(self, error: LinkError) -> None:
+        """Log *error*, a frame that the peer may not send, and close the link."""
+        log.error("link to %s: %s; the link is closed", self.label, error)
+        self.host.drop(self)
+
     def resume(self, now: int, limit: int) -> bytes:
-        """Receive again."""
-        if not self.is_lost:
-            data = self.receive()
-            if data is not None:
-                self.serve(data, now, limit)
+        """Handle the frames that are left, or receive again."""
+        if self.is_lost:
+            return b""
+        if self._unserved:
+            self.host.poller.queue(self)  # to receive again: an event may have come meanwhile
+            try:
+                self._serve_frames(self._unserved)
+            except LinkError as error:
+                self._refuse(error)
+            return b""
+        data = self.receive()
+        if data is not None:
+            self.serve(data, now, limit)
         return b""
 
     def defer(self, data: bytes) -> None:
@@ -893,6 +925,8 @@ class Link(Handler):
                 raise LinkError(f"channel {channel} is open already")
             if self.host.own == NO_SHARD:
                 raise LinkError("this process leads no shard")
+            if len(self._clients) == MAX_CHANNELS:
+                raise LinkError(f"more than {MAX_CHANNELS} channels")
             self._clients[channel] = ServedClient(self, channel, _facts(payload))
         elif client is not None:
             client.end()
@@ -930,7 +964,7 @@ class Link(Handler):
         # A closed socket raises. A PlainSocket would use the descriptor, which another connection may have by then.
         self._recv, self._send = self._sock.recv, self._sock.send
         self._sock.close()
-        self._out, self._stalled, self._settling = [], {}, {}
+        self._out, self._unserved, self._stalled, self._settling = [], [], {}, {}
         self.calls.close()
         wires, self._wires = list(self._wires.values()), {}
         clients, self._clients = list(self._clients.values()), {}

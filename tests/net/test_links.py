@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from greenstalk_server.net.link import OPENED_BATCH
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.front_channel import NO_SHARD
 from tests.net.in_process import read_to_end, wait_until
@@ -111,6 +112,20 @@ def test_frame_that_breaks_the_protocol_closes_the_link(
     peer.send(kind, channel, payload)
     read_to_end(peer.sock)
     assert refusals(caplog) == [f"link to shard 1: {reason}; the link is closed", "the link to shard 1 is lost"]
+
+
+def test_channels_that_are_opened_at_once_are_opened_in_batches_and_in_order(process: Process, peer: Peer) -> None:
+    link = process.links._links["a1"]
+    count = 3 * OPENED_BATCH + 1
+    facts = b'{"number": 1, "address": "", "name": "", "listener": "", "names": [], "session": %d, "reserved": 0}'
+    numbers = range(1, count + 1)
+    pairs = [
+        (frames.frame(frames.OPEN, number, facts % number), frames.frame(frames.DATA, number, b"use t%d\r\n" % number))
+        for number in numbers
+    ]
+    link.serve(b"".join([frame for pair in pairs for frame in pair]), 0, 1)
+    assert len(link._clients) == OPENED_BATCH
+    assert [peer.read() for _ in numbers] == [(frames.END, number, b"USING t%d\r\n" % number) for number in numbers]
 
 
 def test_peer_that_sends_more_than_the_window_loses_the_link(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
