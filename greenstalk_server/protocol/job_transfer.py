@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.id_sequence import ID_END
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.transitions.moving import departing_copy
@@ -78,7 +79,12 @@ def _decode(facts: Mapping[str, Any], bodies: bytes, at: int) -> Arrival:
     name, size, state = facts["tube"].encode(), numbers["size"], numbers["state"]
     if not is_tube_name(name) or at + size > len(bodies) or state not in (READY, DELAYED, BURIED):
         raise ValueError("invalid tube, size or state")
-    if not numbers["id"] > 0 or not 0 < numbers["hops"] <= MAX_HOPS or numbers["pri"] >= _U32 or not numbers["ttr"]:
+    if (
+        not 0 < numbers["id"] < ID_END
+        or not 0 < numbers["hops"] <= MAX_HOPS
+        or numbers["pri"] >= _U32
+        or not numbers["ttr"]
+    ):
         raise ValueError("invalid number")
     if numbers["kind"] not in _KINDS:
         raise ValueError("invalid kind")

@@ -307,6 +307,8 @@ def test_malformed_jobs_of_another_process_are_refused(queue: Shards) -> None:
             decode_job({key: value for key, value in facts.items() if key != name}, b"body", 0)
     with pytest.raises(ValueError, match="invalid tube, size or state"):
         decode_job(facts, b"bod", 0)
+    with pytest.raises(ValueError, match="invalid number"):
+        decode_job(facts | {"id": 2**53}, b"body", 0)
 
 
 @pytest.mark.parametrize("seed", range(15))
