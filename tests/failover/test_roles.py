@@ -73,6 +73,12 @@ def test_metrics_of_a_standby_require_the_token() -> None:
         assert answer.text.splitlines()[2::3] == ["greenstalk_leader 0.0", "greenstalk_replication_lag_seconds 0.25"]
 
 
+def test_page_of_a_standby_says_why_the_database_does_not_answer() -> None:
+    role = ClusterStatus(False, "default", "here", "there", 7, 0.25, "connection refused")
+    page = create_standby_app(lambda: role, "here", steady_clock(), WebOptions()).test_client().get("/")
+    assert "The server keeps retrying: connection refused" in page.text
+
+
 def test_standby_leads_at_once_after_an_orderly_stop(nodes: Nodes) -> None:
     active = nodes.wait_for_roles()
     (standby,) = [node for node in nodes.nodes if node is not active]
