@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flask import Flask, request
-from jinja2 import StrictUndefined
 from werkzeug.routing import BuildError
 
 from greenstalk_server.cluster.status import ClusterStatus
@@ -108,7 +107,7 @@ from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
 from greenstalk_server.web.features.tubes.tube_view import TubeViews
 from greenstalk_server.web.features.undo import api as undo_api
 from greenstalk_server.web.features.undo.pages import ChangePages
-from greenstalk_server.web.framework import errors, preferences, text
+from greenstalk_server.web.framework import errors, preferences
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.router import Api, max_request_size
 from greenstalk_server.web.framework.fields import MAX_PUT
@@ -168,8 +167,8 @@ class Dashboard:
     def start(self) -> None:
         """Load the templates, and begin to sample the history and to evaluate the conditions. Switches.
 
-        Loading takes 0.03 s of CPU, or 0.6 s if no template is in the cache. Doing so during the first visits would
-        stall workers.
+        Loading takes 0.03 s of CPU, or 0.6 s if the templates have to be compiled. Doing so during the first visits
+        would stall workers.
         """
         run_in_thread(load_templates, self.app.jinja_env)
         self.history.start()
@@ -430,10 +429,7 @@ def _create_app(options: WebOptions, broker: Broker, has_processes: bool) -> Fla
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
-    app.jinja_env.undefined = StrictUndefined
     app.jinja_env.globals |= {"url_for": caching_url_for(app), "zip": zip}
-    app.jinja_env.filters |= text.FILTERS
-    app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(partial(_template_values, options, has_processes))
     return app
 

@@ -23,7 +23,9 @@ from greenstalk_server.net.links import Links
 from greenstalk_server.net.listeners import describe
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard, create_standby_app
+from greenstalk_server.web.framework.template_cache import load_templates
 from greenstalk_server.web.options import Provider
 from greenstalk_server.web.store.rows import Rows
 
@@ -133,10 +135,15 @@ class DashboardFactory:
         *,
         is_one_of_several: bool,
     ) -> Flask:
-        """Return the app that a standby serves: see web.standby."""
-        return create_standby_app(
+        """Return the app that a standby serves: see web.standby. Switches.
+
+        Compile the templates if they are not in the cache, so that a takeover need not wait for that.
+        """
+        app = create_standby_app(
             role, hostname, clock, self._options, links, max_job_size, is_one_of_several=is_one_of_several
         )
+        run_in_thread(load_templates, app.jinja_env)
+        return app
 
     @property
     def listens(self) -> bool:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from jinja2 import DictLoader, Environment
 
+from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.framework import template_cache
 from greenstalk_server.web.framework.assets import PACKAGE
-from greenstalk_server.web.framework.template_cache import TemplateCache
+from greenstalk_server.web.framework.template_cache import TemplateCache, load_templates
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue
@@ -100,6 +102,20 @@ def test_dashboard_renders_from_the_cache(path: Path, queue: Queue) -> None:
     again, written = overview()
     assert not written
     assert again == first
+
+
+def test_takeover_renders_what_the_standby_has_compiled(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file cannot be written. Compiling takes 0.6 s, in which the new leader would have no dashboard."""
+    unwritten = TemplateCache(tmp_path / "missing" / "templates.cache")
+    monkeypatch.setattr(template_cache, "_cache_of_process", lambda: unwritten)
+    status = ClusterStatus(False, "queue", "here", "there", 1, 0.0, "")
+    load_templates(create_standby_app(lambda: status, "here", queue.clock, WebOptions()).jinja_env)
+    monkeypatch.setattr(Environment, "_generate", None)
+    app = queue.app()
+    load_templates(app.jinja_env)
+    assert app.test_client().get("/").status_code == 200
 
 
 def test_cache_that_an_installation_has_written_serves_the_first_start(tmp_path: Path) -> None:

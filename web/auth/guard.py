@@ -37,6 +37,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from flask import Flask, Request, Response, abort, current_app, g, redirect, request, url_for
+from jinja2 import StrictUndefined
 from werkzeug.datastructures import Authorization, WWWAuthenticate
 from werkzeug.exceptions import (
     BadHost,
@@ -58,6 +59,7 @@ from greenstalk_server.web.auth.home_sessions import HomeSessions
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE, Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Session, Sessions
+from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import FORWARDED, NOBODY, Principal, is_api_request, principal
 from greenstalk_server.web.framework.assets import static_folder, template_folder
 from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
@@ -153,6 +155,9 @@ class Guarded(Flask):
     def __init__(self, options: WebOptions) -> None:
         super().__init__("web", template_folder=template_folder(), static_folder=static_folder())
         self.jinja_env.template_class = PageTemplate
+        self.jinja_env.undefined = StrictUndefined
+        self.jinja_env.filters |= text.FILTERS
+        self.jinja_env.trim_blocks = self.jinja_env.lstrip_blocks = True
         if options.url_prefix:
             self.wsgi_app = Prefix(self.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
         if options.trusted_proxies:

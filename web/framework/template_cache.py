@@ -14,6 +14,7 @@ import marshal
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -33,11 +34,19 @@ DIGEST_SIZE: Final = hashlib.sha256().digest_size
 
 
 def load_templates(environment: Environment) -> None:
-    """Load all templates of *environment*; compile those that are not in the cache, and add them to it."""
-    cache = environment.bytecode_cache = TemplateCache()
+    """Load all templates of *environment*; compile those that are not in the cache, and add them to it.
+
+    All environments of a process have the same settings, and share the cache.
+    """
+    shared = environment.bytecode_cache = _cache_of_process()
     for name in environment.list_templates(extensions=["html"]):
         environment.get_template(name)
-    cache.save()
+    shared.save()
+
+
+@cache
+def _cache_of_process() -> TemplateCache:
+    return TemplateCache()
 
 
 class TemplateCache(BytecodeCache):
