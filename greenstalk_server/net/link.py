@@ -445,6 +445,7 @@ class Link(Handler):
     shard   the shard that the other process leads, by its own account; NO_SHARD if it leads none.
     host    this process.
     silence number of `ping` since the peer was last heard.
+    peer_stats  the reply to `stats` that the peer has sent, since it leads no shard; else empty.
     lost    set when the link is lost.
     is_reported     `report` was called.
     is_resigning    `resign` was called.
@@ -461,6 +462,7 @@ class Link(Handler):
         self.peer: str = peer
         self.shard: int = shard
         self.silence: int = 0
+        self.peer_stats: bytes = b""
         self.lost: Event = Event()
         self.is_lost: bool = False
         self.is_reported: bool = False
@@ -585,10 +587,10 @@ class Link(Handler):
             self._write(frame(frames.WINDOW_GRANT, self._taken))
             self._taken = 0
 
-    def ping(self) -> None:
-        """Let the peer hear from this process."""
+    def ping(self, stats: bytes) -> None:
+        """Let the peer hear from this process; *stats* are its statistics if it leads no shard, else empty."""
         self.silence += 1
-        self._write(frame(frames.PING, 0))
+        self._write(frame(frames.PING, 0, stats))
 
     def announce(self, shard: int) -> None:
         """Tell the peer that this process leads *shard* from now on."""
@@ -896,9 +898,9 @@ class Link(Handler):
         elif kind == frames.SWITCH:
             self._note_switch(payload)
         else:
-            self._handle_control(kind, channel)
+            self._handle_control(kind, channel, payload)
 
-    def _handle_control(self, kind: int, number: int) -> None:
+    def _handle_control(self, kind: int, number: int, payload: bytes) -> None:
         """Handle a frame about the link itself; raise LinkError if the peer may not send it."""
         if kind == frames.WINDOW_GRANT:
             self._use_grant(number)
@@ -908,7 +910,9 @@ class Link(Handler):
             self.host.note_reported(self)
         elif kind == frames.RESIGN:
             self.host.note_resigned(self)
-        elif kind != frames.PING:
+        elif kind == frames.PING:
+            self.peer_stats = payload
+        else:
             raise LinkError(f"unexpected frame of kind {kind}")
 
     def _take(self, count: int) -> None:

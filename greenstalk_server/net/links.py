@@ -48,11 +48,13 @@ from greenstalk_server.net.link_relay import RelayError, Relays
 from greenstalk_server.net.membership import Membership
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, reason_of
+from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.access import Rule, grants
 from greenstalk_server.protocol.front_channel import NO_SHARD, Channel
 from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.protocol.restricted_session import RemoteSession, RestrictedSession
 from greenstalk_server.protocol.session import Session
+from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.supervisor import Service
@@ -231,6 +233,11 @@ class Links:
         """Return the number of a new session, which no other session of this process has."""
         self._sessions += 1
         return self._sessions
+
+    def standby_stats(self) -> list[bytes]:
+        """Return the replies to `stats` of the processes that lead no shard, up to PING_INTERVAL old."""
+        links = self._links.values()
+        return [link.peer_stats for link in links if link.shard == NO_SHARD and link.peer_stats]
 
     def open(self, shard: int, channel: Channel) -> LinkWire:
         """Connect a remote client at *shard*, now or when there is a link. Does not switch."""
@@ -465,10 +472,12 @@ class Links:
             if self._refusals > MAX_REFUSALS:
                 log.warning("refused %d more links", self._refusals - MAX_REFUSALS)
             self._refusals = 0
+            is_idle = self.own == NO_SHARD
+            stats = replies.stats(server_stats(self.broker, self.clock())) if is_idle else b""
             others = [link for link in self._links.values() if link.peer != self._identity.process]
             for link in others:
                 if link.silence < MAX_SILENCE:
-                    link.ping()
+                    link.ping(stats)
                 else:
                     log.warning("%s has sent nothing for %g s", link.label, MAX_SILENCE * PING_INTERVAL)
                     self.drop(link)

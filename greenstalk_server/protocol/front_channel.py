@@ -80,6 +80,9 @@ class Routes(Protocol):
     def new_session(self) -> int:
         """Return the number of a new session, which no other session of this process has."""
 
+    def standby_stats(self) -> list[bytes]:
+        """Return the last known replies to `stats` of the other processes that lead no shard."""
+
     def open(self, shard: int, channel: Channel) -> Wire:
         """Connect a remote client at *shard*, now or when it can be reached: see Channel."""
 

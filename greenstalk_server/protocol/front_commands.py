@@ -106,7 +106,8 @@ def _touch_all(session: FrontSession, command: Command, now: int) -> bytes | Non
 
 
 def _stats(session: FrontSession, command: Command, now: int) -> bytes | None:
-    return session.everywhere(merged_stats, sessions.stats(session, command, now))
+    own = sessions.stats(session, command, now)
+    return session.everywhere(merged_stats, own, *session.routes.standby_stats())
 
 
 def _stats_group(session: FrontSession, command: Command, now: int) -> bytes | None:

@@ -710,9 +710,9 @@ class FrontSession(RestrictedSession):
             self._park(work)
         return reply
 
-    def everywhere(self, merge: Merge, own: bytes) -> bytes | None:
-        """Send the line to all other shards; reply with their replies, merged with *own*."""
-        return self.gather(dict.fromkeys(self._others(), self.line), merge, [own], True)
+    def everywhere(self, merge: Merge, *parts: bytes) -> bytes | None:
+        """Send the line to all other shards; reply with their replies, merged with *parts*, the own one first."""
+        return self.gather(dict.fromkeys(self._others(), self.line), merge, list(parts), True)
 
     def list_everywhere(self) -> None:
         """Reply with the tubes of all shards."""

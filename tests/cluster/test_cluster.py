@@ -137,6 +137,16 @@ def test_clients_of_each_server_see_one_queue(queue: Queue) -> None:
                 assert client.ask(b"delete %d" % job[0]) == b"DELETED"
 
 
+def test_stats_of_each_server_count_the_connections_of_all(queue: Queue) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(node)) for node in queue.nodes]
+
+        def counts() -> list[bytes]:
+            return [client.stats(b"stats")[b"current-connections"] for client in clients]
+
+        wait_until(lambda: counts() == [b"%d" % len(clients)] * len(clients), lambda: f"{counts()}")
+
+
 def test_killed_owner_is_replaced_and_clients_of_other_servers_stay(queue: Queue) -> None:
     victim = queue.owner(0)
     standby = queue.standby()

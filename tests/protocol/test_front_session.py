@@ -40,6 +40,9 @@ class Owner(Wire):
     def new_session(self) -> int:
         return 1
 
+    def standby_stats(self) -> list[bytes]:
+        return []
+
     def open(self, shard: int, channel: Channel) -> Owner:
         self.channel = channel
         self.session = remote_session(self.broker)

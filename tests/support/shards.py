@@ -212,6 +212,9 @@ class Shard(BrokerListener):
         self.sessions += 1
         return self.sessions
 
+    def standby_stats(self) -> list[bytes]:
+        return []
+
     def open(self, shard: int, channel: Channel) -> Wire:
         assert shard != self.number
         wire = Wire(self, self.queue.shards[shard], channel)
