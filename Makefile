@@ -15,6 +15,9 @@ QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard 
   tests/ctl/test_units.py tests/ctl/test_docs.py tests/config/test_command_line.py tests/config/test_config_file.py
 # Processes of pytest: three more than CI has CPUs, because tests wait for 40 % of their time.
 WORKERS := 5
+# Python compiles what it imports: pip would compile everything, which takes 7 s of CPU more. The environment has setuptools:
+# for each of the two distributions, pip would install it in another environment.
+INSTALL := GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --no-build-isolation
 # The server that the benchmark measures, pure and compiled.
 SERVER := $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} {web}
 # Compile the core unless that has been done for these sources.
@@ -159,17 +162,16 @@ clean:  ## remove the environment and all build files
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Python compiles what it imports. pip would compile everything, which takes 7 s of CPU more.
 $(VENV)/.installed: $(PACKAGING) | $(VENV)/.made
-	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable ./greenstalk_client --editable '.[compile]'
+	$(INSTALL) --editable ./greenstalk_client --editable '.[compile]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
-	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable ./greenstalk_client --editable '.[dev]'
+	$(INSTALL) --editable ./greenstalk_client --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-site: $(PACKAGING) | $(VENV)/.made
-	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --editable ./greenstalk_client --editable '.[site]'
+	$(INSTALL) --editable ./greenstalk_client --editable '.[site]'
 	@touch $@ $(VENV)/.installed
 
 # Install the Debian packages that a target needs, as root; else fail with the command that installs them.
@@ -182,4 +184,5 @@ $(VENV)/.made: | need-venv
 	  echo >&2 "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1): apt-get install python3 python3-venv" \
 	    "(Debian 12 and later), or name another with make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --no-compile 'setuptools>=77'
 	@touch $@
