@@ -57,6 +57,9 @@ MAX_OVERHEAD: Final = 4 * 2**20
 MAX_CHANNELS: Final = 2**20
 """Open channels of a peer. A process on Linux has no more connections than that (`fs.nr_open`)."""
 
+FRAME_BATCH: Final = 1024
+"""Frames that are handled before the poller serves others: one to three milliseconds."""
+
 OPENED_BATCH: Final = 32
 """Channels that are opened before the poller serves others: about a millisecond."""
 
@@ -481,7 +484,7 @@ class Link(Handler):
         self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
         self._has_hung_up: bool = False  # the kernel has announced the end of the stream
         self._reader: FrameReader = FrameReader()
-        self._unserved: list[frames.Frame] = []  # behind a batch of OPEN; if there are any, the link is queued
+        self._unserved: list[frames.Frame] = []  # behind a batch; if there are any, the link is queued
         self._wires: dict[int, LinkWire] = {}
         self._clients: dict[int, ServedClient] = {}
         self._last_wire: int = 0
@@ -818,18 +821,17 @@ class Link(Handler):
         return b""
 
     def _serve_frames(self, found: list[frames.Frame]) -> None:
-        """Handle the frames *found*, in order; after a batch of OPEN, keep the rest for `resume`. Raise LinkError."""
-        opened = 0
+        """Handle the frames *found*, in order; after a batch, keep the rest for `resume`. Raise LinkError."""
+        left = FRAME_BATCH
         self._unserved = []
         for at, (kind, channel, payload) in enumerate(found, 1):
             self._handle(kind, channel, payload)
-            if kind == frames.OPEN:
-                opened += 1
-                if opened == OPENED_BATCH:
-                    self._unserved = found[at:]
-                    self.host.poller.spend(OUTPUT_SLICE)
-                    self.host.poller.queue(self)
-                    return
+            left -= FRAME_BATCH // OPENED_BATCH if kind == frames.OPEN else 1
+            if left <= 0:
+                self._unserved = found[at:]
+                self.host.poller.spend(OUTPUT_SLICE)
+                self.host.poller.queue(self)
+                return
 
     def _refuse(self, error: LinkError) -> None:
         """Log *error*, a frame that the peer may not send, and close the link."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.net.link import OPENED_BATCH
+from greenstalk_server.net.link import FRAME_BATCH, OPENED_BATCH
 from greenstalk_server.protocol import link_frames as frames
 from greenstalk_server.protocol.front_channel import NO_SHARD
 from tests.net.in_process import read_to_end, wait_until
@@ -126,6 +126,14 @@ def test_channels_that_are_opened_at_once_are_opened_in_batches_and_in_order(pro
     link.serve(b"".join([frame for pair in pairs for frame in pair]), 0, 1)
     assert len(link._clients) == OPENED_BATCH
     assert [peer.read() for _ in numbers] == [(frames.END, number, b"USING t%d\r\n" % number) for number in numbers]
+
+
+def test_flood_of_small_frames_is_handled_in_batches(process: Process, peer: Peer) -> None:
+    link = process.links._links["a1"]
+    link.serve(frames.frame(frames.PING, 0) * FRAME_BATCH + frames.frame(frames.HELLO, 0), 0, 1)
+    assert not link.is_lost
+    read_to_end(peer.sock)  # the poller has met the frame that is refused
+    assert link.is_lost
 
 
 def test_peer_that_sends_more_than_the_window_loses_the_link(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
