@@ -202,7 +202,7 @@ def test_parent_that_stops_has_all_servers_hand_over(machine: Machine) -> None:
     assert not any(child.is_running() for child in children)
     assert (machine.rows(), machine.leases()) == ([], [(False,)] * SHARDS)
     assert "has ended; it is started again" in stderr  # of the test above
-    assert "Traceback" not in stderr
+    assert "Traceback" not in stderr, stderr
 
 
 def test_each_server_has_a_port_for_its_links_and_ends_with_the_parent(cluster: Cluster) -> None:
