@@ -782,8 +782,10 @@ class Link(Handler):
         self._has_unread = getattr(self._sock, "has_unread", None)
         self._has_hung_up = False
         log.info("the link to %s is direct again", self.label)
-        if offer.unread:
-            self.serve(offer.unread, self.host.clock(), 1)
+        try:
+            self._unserved = self._reader.feed(offer.unread)
+        except LinkError as error:
+            self._refuse(error)
         self.note_unread()
 
     # Called by the poller. No method switches.
@@ -828,7 +830,7 @@ class Link(Handler):
             self._handle(kind, channel, payload)
             left -= FRAME_BATCH // OPENED_BATCH if kind == frames.OPEN else 1
             if left <= 0:
-                self._unserved = found[at:]
+                self._unserved = found[at:] + self._unserved  # SWITCH, the last frame, may have brought more
                 self.host.poller.spend(OUTPUT_SLICE)
                 self.host.poller.queue(self)
                 return

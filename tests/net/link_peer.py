@@ -174,12 +174,13 @@ class Peer:
         self.say_hello()
         self.authenticate()
 
-    def authenticate(self) -> None:
-        """Receive HELLO, and send AUTH."""
+    def authenticate(self, rest: bytes = b"") -> None:
+        """Receive HELLO, and send AUTH, with *rest* behind it."""
         kind, _, payload = self.read()
         assert kind == frames.HELLO
         message = json.dumps([self.hello, json.loads(payload)["nonce"]], sort_keys=True).encode()
-        self.send(frames.AUTH, 0, hmac.digest(self.secret, message, hashlib.sha256))
+        proof = hmac.digest(self.secret, message, hashlib.sha256)
+        self.sock.sendall(frames.frame(frames.AUTH, 0, proof) + rest)
 
     def link(self) -> None:
         """Complete the handshake."""

@@ -12,7 +12,7 @@ import pytest
 from gevent import socket as gsocket
 
 from greenstalk_server.net import link_relay, links
-from greenstalk_server.net.link import RECEIVE_SIZE
+from greenstalk_server.net.link import FRAME_BATCH, RECEIVE_SIZE
 from greenstalk_server.net.link_relay import Relay
 from greenstalk_server.net.tls import Certificates
 from greenstalk_server.protocol import link_frames as frames
@@ -389,6 +389,22 @@ def test_link_continues_when_it_has_switch_and_the_handshake(process: Process, i
     assert read_channel(direct) == (frames.END, 1, b"USING %b\r\n" % (b"" if is_early else b"mail"))
     assert process.links._links["a1"] is relayed.link
     assert not relayed.link.relay
+
+
+@pytest.mark.parametrize("pings", [0, FRAME_BATCH - 1])
+def test_frames_that_came_with_the_handshake_follow_those_before_switch(process: Process, pings: int) -> None:
+    """The link handles a batch of frames, of which SWITCH can be the last one."""
+    relayed = Relayed(process)
+    relayed.peer.open(1)
+    direct = relayed.continue_on("05")
+    ping, data = frames.frame(frames.PING, 0), frames.frame(frames.DATA, 1, b"list-tube-used\r\n")
+    direct.authenticate(ping * FRAME_BATCH + data * 3)
+    wait_until(lambda: relayed.offered == b"05" and bool(relayed.link._clients))
+    relayed.peer.sock.sendall(ping * pings + frames.frame(frames.SWITCH, 0, b"05"))
+    assert direct.read()[0] == frames.AUTH
+    replies = b""
+    while replies != b"USING \r\n" * 3:
+        replies += read_channel(direct)[2]
 
 
 def test_replies_that_wait_for_the_relay_are_sent_before_switch(process: Process) -> None:
