@@ -942,7 +942,7 @@ class Link(Handler):
     def _note_head(self, payload: bytes) -> None:
         """Handle HEAD."""
         tube, pri, since = frames.decode_head(payload)
-        if self.shard == self.host.own:  # a link of the process to itself
+        if self.shard in (self.host.own, NO_SHARD):  # a link of the process to itself, or to one without tubes
             return
         if pri < 0:
             self.host.heads.pop(tube, None)

@@ -155,3 +155,14 @@ def test_peer_that_sends_more_than_the_window_loses_the_link(peer: Peer, caplog:
 
     wait_until(is_closed)
     assert refusals(caplog)[0] == "link to shard 1: more bytes than the window allows; the link is closed"
+
+
+def test_heads_of_a_process_without_a_shard_are_not_kept(process: Process) -> None:
+    standby, owner = process.linked("a1", shard=-1), process.linked("a2", shard=1)
+    standby.send(frames.HEAD, 0, frames.encode_head(b"of a standby", 0, 1))
+    owner.send(frames.HEAD, 0, frames.encode_head(b"of an owner", 0, 1))
+    wait_until(lambda: b"of an owner" in process.links.heads)
+    standby.send(frames.LEAD, 2, b"")
+    standby.send(frames.HEAD, 0, frames.encode_head(b"of a new owner", 0, 1))
+    wait_until(lambda: b"of a new owner" in process.links.heads)
+    assert b"of a standby" not in process.links.heads
