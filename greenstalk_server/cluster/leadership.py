@@ -650,7 +650,8 @@ def hand_over(options: Options) -> int:
     lease = make_lease(options, "handover")
     try:
         if not lease.find() or (before := lease.read_state()).is_free:
-            raise StartError(f"handover: no server is active on the journal {options.journal_name}", EXIT_JOURNAL)
+            message = f"handover: no server is active on the journal {options.journal_name}"
+            raise StartError(f"{message}; `cluster move` moves a shard of a queue with several", EXIT_JOURNAL)
         if not any(standby.behind < options.lease_ns / SECOND for standby in lease.standbys()):
             raise StartError("handover: no standby is up to date, so none can take over", EXIT_JOURNAL)
         lease.request_handover()

@@ -71,10 +71,8 @@ def test_export_and_failed_import_create_nothing_in_a_database(cluster: Cluster)
         f"greenstalk-server: journal export: there is no journal default in {url}\n",
     )
     done = run("handover", DATABASE_URL=url)
-    assert (done.returncode, done.stderr) == (
-        10,
-        "greenstalk-server: handover: no server is active on the journal default\n",
-    )
+    assert done.returncode == 10
+    assert done.stderr.startswith("greenstalk-server: handover: no server is active on the journal default; ")
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT relname FROM pg_class WHERE relname ~ '^greenstalk'").fetchall() == []
 
