@@ -289,7 +289,7 @@ def test_standby_that_takes_over_shard_0_serves_the_dashboard(site: Site) -> Non
     for node in site.owners:
         assert f"Job {id}" in page(node, f"/job?id={id}")
         assert ask_in_session(node, "GET", "/", token) == 200
-    assert not re.search(r"ERROR (dashboard|history)", successor.log)
+    assert not re.search(r"ERROR (dashboard|history)", successor.log), successor.log
     home.start()
     site.settle(site.nodes)
     assert site.standby is home
