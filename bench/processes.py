@@ -62,12 +62,14 @@ class Setup:
     processes       of each server; more than 1 only with one server.
     load            one of LOADS.
     connections     to each process.
+    ahead           cycles that a connection may be ahead of the slowest one; 0: they begin each cycle together.
     """
 
     servers: int = 1
     processes: int = 1
     load: str = "own"
     connections: int = CONNECTIONS
+    ahead: int = MAX_AHEAD
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,12 @@ class Result:
 class _Cycles:
     """Connections that put, reserve and delete, with one command in flight each, until the load is closed.
 
-    Each goes on when its reply has arrived. No connection gets more than MAX_AHEAD cycles ahead of the slowest, so that
+    Each goes on when its reply has arrived. No connection gets more than *ahead* cycles ahead of the slowest, so that
     all of them, and so all shards, have the same part in the commands.
     """
 
-    def __init__(self, connections: list[Connection]) -> None:
+    def __init__(self, connections: list[Connection], ahead: int) -> None:
+        self._ahead = ahead
         self._poller: epoll = epoll()
         self._clients: dict[int, Client] = {}
         self._steps: dict[int, Generator[None, bytes]] = {}
@@ -133,7 +136,7 @@ class _Cycles:
             _expect((yield), b"DELETED")
             self._arrived[cycles] += 1
             cycles += 1
-            if cycles > self._slowest + MAX_AHEAD:
+            if cycles > self._slowest + self._ahead:
                 self._paused.append(client.sock.fileno())
                 yield
 
@@ -190,7 +193,7 @@ def measure(command: str, setup: Setup, rounds: int, seconds: float, quota: floa
             pids += found
             clients += _connect(port, setup, found, stack)
         _set_tubes(clients, setup)
-        cycles = stack.enter_context(closing(_Cycles(clients)))
+        cycles = stack.enter_context(closing(_Cycles(clients, setup.ahead)))
         cycles.run(WARM_UP_SECONDS)
         samples = [_sample(cycles, pids, seconds) for _ in range(rounds)]
     return Result(median([sample.cpu_us for sample in samples]), median([sample.rate for sample in samples]))

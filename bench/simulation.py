@@ -221,7 +221,7 @@ def _rows(options: argparse.Namespace) -> Iterator[str]:
     measured = []
     for command, count, load in ((OURS_COMMAND, 1, "own"), (both, 2, "other")):
         for connections in (1, CONNECTIONS):
-            setup = Setup(processes=count, load=load, connections=connections)
+            setup = Setup(processes=count, load=load, connections=connections, ahead=0)
             result = measure(command, setup, options.rounds, options.seconds, options.quota)
             yield f"measured: {count} processes, {load} shard, {connections} connections each: {result.cpu_us:.2f} us"
             measured.append(result)
