@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import gevent
 from gevent import get_hub
 from gevent.event import Event
+from mypy_extensions import mypyc_attr
 
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.journal import Journal
@@ -441,7 +442,69 @@ class ServedClient(Handler):
             self._link.send_closed(self._number)
 
 
-class Link(Handler):
+@mypyc_attr(allow_interpreted_subclasses=True)  # a relay is not compiled
+class ProcessSocket(Handler):
+    """The input of a connection to another process. No method switches.
+
+    silence number that a subclass counts up; 0 when input arrives.
+    """
+
+    def __init__(self, poller: Poller, sock: socket.socket) -> None:
+        super().__init__()
+        self._poller: Poller = poller
+        self.silence: int = 0
+        self._use(sock)
+
+    def _use(self, sock: socket.socket) -> None:
+        """Receive from *sock* from now on."""
+        self._sock: socket.socket = sock
+        self._recv: Callable[[int], bytes] = _calls_of(sock)[0]
+        self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
+        self._has_hung_up: bool = False  # the kernel has announced the end of the stream
+
+    def start(self) -> None:
+        """Begin to receive; raise OSError if the system cannot poll the socket."""
+        self._poller.add(self._sock.fileno(), self)
+
+    def _close_socket(self) -> None:
+        """Close the connection.
+
+        A closed socket raises. A PlainSocket would use the descriptor, which another connection may have by then.
+        """
+        self._poller.remove(self._sock.fileno())
+        self._recv = self._sock.recv
+        self._sock.close()
+
+    def receive(self) -> bytes | None:
+        """Return the bytes that have arrived, b"" at the end of the stream, or None if there are none."""
+        data: bytes | None = None
+        try:
+            data = self._recv(RECEIVE_SIZE)
+        except BlockingIOError:
+            pass
+        except OSError:
+            return b""
+        if data != b"":
+            self._poller.arm(self._sock.fileno())
+        if data:
+            self.silence = 0
+            if len(data) == RECEIVE_SIZE or self._has_hung_up:
+                self.note_unread()
+        if self._has_unread is not None and self._has_unread():
+            self.note_unread()
+        return data
+
+    def note_unread(self) -> None:
+        """Have the poller call `resume`, which has to receive again."""
+        self._poller.queue(self)
+
+    def note_hang_up(self) -> None:
+        """Have the poller call `resume` until it meets the end of the stream."""
+        self._has_hung_up = True
+        self._poller.queue(self)
+
+
+class Link(ProcessSocket):
     """The connection to one other process, after the handshake.
 
     peer    id of the other process.
@@ -460,11 +523,10 @@ class Link(Handler):
         self, host: Host, peer: str, shard: int, sock: socket.socket, version: int = frames.VERSION, relay: str = ""
     ) -> None:
         """*version* is the newest version that the peer speaks."""
-        super().__init__()
+        super().__init__(host.poller, sock)
         self.host: Host = host
         self.peer: str = peer
         self.shard: int = shard
-        self.silence: int = 0
         self.peer_stats: bytes = b""
         self.lost: Event = Event()
         self.is_lost: bool = False
@@ -473,16 +535,11 @@ class Link(Handler):
         self.relay: str = relay
         self._version: int = version
         self.calls: LinkCalls = LinkCalls(self, host.handlers, 3 * host.broker.max_job_size + MAX_OVERHEAD)
-        self._sock: socket.socket = sock
         self._sender: socket.socket = sock  # another one than _sock while the link changes over
         self._offer: _Offer | None = None  # the connection on which the link can continue
         self._awaited: bytes = b""  # the nonce of the connection to which the peer has changed over already
         self._is_last: bool = False  # _unsent is the last output on this connection
-        recv, send = _calls_of(sock)
-        self._recv: Callable[[int], bytes] = recv
-        self._send: Callable[[bytes], int] = send
-        self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
-        self._has_hung_up: bool = False  # the kernel has announced the end of the stream
+        self._send: Callable[[bytes], int] = _calls_of(sock)[1]
         self._reader: FrameReader = FrameReader()
         self._unserved: list[frames.Frame] = []  # behind a batch; if there are any, the link is queued
         self._wires: dict[int, LinkWire] = {}
@@ -506,10 +563,6 @@ class Link(Handler):
     def label(self) -> str:
         """The peer, for the log."""
         return f"shard {self.shard}" if self.shard != NO_SHARD else f"process {self.peer}"
-
-    def start(self) -> None:
-        """Begin to serve the link; raise OSError if the system cannot poll the socket. Does not switch."""
-        self.host.poller.add(self._sock.fileno(), self)
 
     @property
     def can_relay(self) -> bool:
@@ -769,7 +822,8 @@ class Link(Handler):
         assert offer is not None
         if self._sender is self._sock and not self._is_last:
             self._end_output()
-        former, self._sock, self._offer, self.relay = self._sock, offer.sock, None, ""
+        former, self._offer, self.relay = self._sock, None, ""
+        self._use(offer.sock)
         self.host.poller.remove(former.fileno())
         if former is not self._sender:
             former.close()
@@ -778,9 +832,6 @@ class Link(Handler):
         except OSError as error:
             self.fail(error)
             return
-        self._recv = _calls_of(self._sock)[0]
-        self._has_unread = getattr(self._sock, "has_unread", None)
-        self._has_hung_up = False
         log.info("the link to %s is direct again", self.label)
         try:
             self._unserved = self._reader.feed(offer.unread)
@@ -789,25 +840,6 @@ class Link(Handler):
         self.note_unread()
 
     # Called by the poller. No method switches.
-
-    def receive(self) -> bytes | None:
-        """Return the bytes that have arrived, b"" at the end of the stream, or None if there are none."""
-        data: bytes | None = None
-        try:
-            data = self._recv(RECEIVE_SIZE)
-        except BlockingIOError:
-            pass
-        except OSError:
-            return b""
-        if data != b"":
-            self.host.poller.arm(self._sock.fileno())
-        if data:
-            self.silence = 0
-            if len(data) == RECEIVE_SIZE or self._has_hung_up:
-                self.note_unread()
-        if self._has_unread is not None and self._has_unread():
-            self.note_unread()
-        return data
 
     def serve(self, data: bytes, now: int, limit: int) -> bytes:
         """Pass on the frames in *data*."""
@@ -859,15 +891,6 @@ class Link(Handler):
     def defer(self, data: bytes) -> None:
         """Pass on the frames in *data* now: this costs little, and the channels take turns later."""
         self.serve(data, self.host.clock(), 1)
-
-    def note_unread(self) -> None:
-        """Have the poller call `resume`."""
-        self.host.poller.queue(self)
-
-    def note_hang_up(self) -> None:
-        """Have the poller call `resume` until it meets the end of the stream."""
-        self._has_hung_up = True
-        self.host.poller.queue(self)
 
     def fail(self, error: Exception) -> None:
         """Log *error*, and close the link."""
@@ -964,14 +987,12 @@ class Link(Handler):
         """Close the socket; return the wires and clients that the caller has to end. Does not switch."""
         self.is_lost = True
         self._unwatch()
-        self.host.poller.remove(self._sock.fileno())
         if self._sender is not self._sock:
             self._sender.close()
         if self._offer is not None:
             self._offer.sock.close()
-        # A closed socket raises. A PlainSocket would use the descriptor, which another connection may have by then.
-        self._recv, self._send = self._sock.recv, self._sock.send
-        self._sock.close()
+        self._send = self._sock.send
+        self._close_socket()
         self._out, self._unserved, self._stalled, self._settling = [], [], {}, {}
         self.calls.close()
         wires, self._wires = list(self._wires.values()), {}

@@ -3,8 +3,8 @@
 A relay has one connection to each of both, and reads none of what it passes on; docs/link-protocol.md has the rest.
 
 Bounds: there are at most `MAX_RELAYS`. A relay receives from one side only when it has sent to the other side all that
-it has received before, so it holds one `RECEIVE_SIZE` for each direction. It takes turns with all other handlers of the
-poller.
+it has received before, so it holds one `RECEIVE_SIZE` of net.link for each direction. It takes turns with all other
+handlers of the poller.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from gevent import get_hub
 
-from greenstalk_server.net.link import RECEIVE_SIZE, WRITE
-from greenstalk_server.net.poller import Handler, Poller
+from greenstalk_server.net.link import WRITE, ProcessSocket
+from greenstalk_server.net.poller import Poller
 from greenstalk_server.protocol.link_frames import LinkError
 
 MAX_RELAYS: Final = 64
@@ -117,7 +117,7 @@ class Relay:
             self._on_end(reason)
 
 
-class _End(Handler):
+class _End(ProcessSocket):
     """The connection to one of both processes.
 
     other   the other end.
@@ -127,27 +127,18 @@ class _End(Handler):
     other: _End
 
     def __init__(self, relay: Relay, poller: Poller, process: str, sock: socket.socket) -> None:
-        super().__init__()
+        super().__init__(poller, sock)
         self.process: str = process
         self._relay: Relay = relay
-        self._poller: Poller = poller
-        self._sock: socket.socket = sock
-        self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)  # of a TlsSocket
-        self._has_hung_up: bool = False  # the kernel has announced the end of the stream
         self._is_paused: bool = False  # there may be input, which is received when the other end has sent all
         self._unsent: bytes = b""
         self._is_last: bool = False  # no output follows _unsent
-        self._silence: int = 0
         self._watcher: Any = None
-
-    def start(self) -> None:
-        """Begin to receive; raise OSError if the system cannot poll the socket."""
-        self._poller.add(self._sock.fileno(), self)
 
     def is_silent(self, limit: int) -> bool:
         """Return whether nothing was received during *limit* calls, in which this end could receive."""
-        self._silence += not self._is_paused
-        return self._silence > limit
+        self.silence += not self._is_paused
+        return self.silence > limit
 
     # Output
 
@@ -201,8 +192,7 @@ class _End(Handler):
     def close(self) -> None:
         """Close the connection."""
         self._unwatch()
-        self._poller.remove(self._sock.fileno())
-        self._sock.close()
+        self._close_socket()
 
     # Called by the poller. No method switches.
 
@@ -211,22 +201,7 @@ class _End(Handler):
         if self.other.is_sending:
             self._is_paused = True
             return None
-        data: bytes | None = None
-        try:
-            data = self._sock.recv(RECEIVE_SIZE)
-        except BlockingIOError:
-            pass
-        except OSError:
-            return b""
-        if data != b"":
-            self._poller.arm(self._sock.fileno())
-        if data:
-            self._silence = 0
-            if len(data) == RECEIVE_SIZE or self._has_hung_up:
-                self.note_unread()
-        if self._has_unread is not None and self._has_unread():
-            self.note_unread()
-        return data
+        return super().receive()
 
     def serve(self, data: bytes, now: int, limit: int) -> bytes:
         """Pass on *data*."""
@@ -249,15 +224,6 @@ class _End(Handler):
     def defer(self, data: bytes) -> None:
         """Pass on *data* now: there is room for it."""
         self.serve(data, 0, 0)
-
-    def note_unread(self) -> None:
-        """Have the poller call `resume`."""
-        self._poller.queue(self)
-
-    def note_hang_up(self) -> None:
-        """Have the poller call `resume` until it meets the end of the stream."""
-        self._has_hung_up = True
-        self._poller.queue(self)
 
     def fail(self, error: Exception) -> None:
         """Log *error*, and close the relay."""
