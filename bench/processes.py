@@ -1,8 +1,9 @@
 """Measure several processes behind one port: python -m bench.processes. See README.md.
 
-Each connection puts, reserves and deletes a job, one command in flight, at its own pace. What differs is the shard of
-the job's tube: that of the process which holds the connection (`own`), another one (`other`), any (`mixed`), or each in
-turn, while the connection reserves from tubes of all shards (`across`). CPU is that of all processes of the server.
+Each connection puts, reserves and deletes a job, one command in flight, independently of the others. The loads differ
+in the shard of the job's tube: that of the process which holds the connection (`own`), another one (`other`), any
+(`mixed`), or each in turn, while the connection reserves from tubes of all shards (`across`). CPU is that of all
+processes of the server.
 
 With --quota, each process may use that part of one CPU (cgroups of version 1, as root), so that a machine with few CPUs
 shows how throughput grows with processes.
@@ -56,7 +57,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured.
+    """The servers and the load of a measurement.
 
     servers         separate servers.
     processes       of each server; more than 1 only with one server.
@@ -83,8 +84,8 @@ class Result:
 class _Cycles:
     """Connections that put, reserve and delete, with one command in flight each, until the load is closed.
 
-    Each goes on when its reply has arrived. No connection gets more than *ahead* cycles ahead of the slowest, so that
-    all of them, and so all shards, have the same part in the commands.
+    A connection sends its next command when the reply has arrived. It completes at most *ahead* cycles more than the
+    slowest connection, so that all connections, and so all shards, have the same part in the commands.
     """
 
     def __init__(self, connections: list[Connection], ahead: int) -> None:
@@ -143,7 +144,11 @@ class _Cycles:
 
 def main() -> int:
     """Measure all loads; return the exit status."""
-    return print_rows(_rows(_parser().parse_args()))
+    parser = _parser()
+    options = parser.parse_args()
+    if min(options.processes) < 2:
+        parser.error("--processes: 2 or more; one process is always measured")
+    return print_rows(_rows(options))
 
 
 def print_rows(rows: Iterator[str]) -> int:
