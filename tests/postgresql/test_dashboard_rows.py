@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 from greenstalk import Client, NotFoundError
 
 from greenstalk_server.journal.postgresql.connection import NotLeader, conninfo_of
-from greenstalk_server.journal.postgresql.dashboard import MAX_BATCH, DashboardRows
+from greenstalk_server.journal.postgresql.dashboard import CREATE, MAX_BATCH, DashboardRows
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.web.features.history.archive import Archive
 from greenstalk_server.web.features.history.history import History
@@ -68,6 +70,20 @@ def test_rows_are_found_replaced_removed_and_trimmed(leases: tuple[LeaderLease, 
     assert rows.latest("x", 4, 1) == [(3, b"\0", large)]
     assert rows.sizes("x") == {1: 2, 3: MAX_BATCH, 4: 1}
     assert rows.read("y", *ALL) == []
+
+
+def test_owners_of_two_shards_create_the_table_at_the_same_time(
+    leases: tuple[LeaderLease, LeaderLease], cluster: Cluster
+) -> None:
+    cluster.ask("DROP TABLE IF EXISTS greenstalk_dashboard")
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE '% store'"
+    with ThreadPoolExecutor() as pool, psycopg.connect(cluster.url) as other:
+        other.execute(CREATE)
+        reading = pool.submit(DashboardRows(leases[0]).read, "x", *ALL)
+        wait_until(lambda: reading.done() or bool(cluster.ask(waiting)), lambda: "the other server does not wait")
+        assert not reading.done()
+        other.commit()
+        assert reading.result() == []
 
 
 def test_takeover_continues_the_history(leases: tuple[LeaderLease, LeaderLease], cluster: Cluster) -> None:

@@ -21,6 +21,7 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.tube_shards import Pin
 from greenstalk_server.journal.postgresql.connection import DatabaseConnection, DatabaseUnavailable, Row
 from greenstalk_server.journal.postgresql.lease import LeaderLease
+from greenstalk_server.journal.postgresql.schema import TABLES_LOCK
 from greenstalk_server.journal.shard_file import QUEUE_ID_DIGITS
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, StartError
 
@@ -31,9 +32,6 @@ PROCESS_TIMEOUT: Final = 10.0
 """Seconds without a heartbeat after which a process counts as dead."""
 
 SECRET_BYTES: Final = 32
-
-TABLES_LOCK: Final = 0x677265656F
-"""Number of the advisory lock that a process holds while it creates the tables."""
 
 _EXISTS: Final = "SELECT to_regclass('greenstalk_queue') IS NOT NULL AND to_regclass('greenstalk_process') IS NOT NULL"
 

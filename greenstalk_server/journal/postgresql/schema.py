@@ -38,6 +38,10 @@ SCHEMA: Final = (
 SCHEMA_LOCK: Final = 0x677265656E
 """Number of the advisory lock that a server holds while it migrates."""
 
+TABLES_LOCK: Final = 0x677265656F
+"""Number of the advisory lock that a server holds while it creates tables outside the migrations. Two sessions may not
+create a table at the same time, even with IF NOT EXISTS."""
+
 LACKING_RIGHTS: Final = """
     SELECT what || ' in ' || name
     FROM unnest(ARRAY['greenstalk_journal', 'greenstalk_batch', 'greenstalk_standby']) AS name,
