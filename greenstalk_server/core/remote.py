@@ -7,7 +7,10 @@ counts the jobs that it receives, so after the loss of a link it can say which r
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+ALL: Final = 2**63
+"""Above the number of each reservation."""
 
 
 class Reservation(NamedTuple):
@@ -29,6 +32,7 @@ class RemoteReservations:
     front       id of the process that holds the connection.
     session     number of the session at that process.
     reserved    number of the last reservation; 0 if there was none.
+    received    reservations with higher numbers are unknown to the front: they end uncounted when the client ends.
     numbers     numbers of the reservations that have not ended, by the job's id.
     unresumed   ids of the jobs of a suspended client that this one is still to get, the last one first.
     """
@@ -37,6 +41,7 @@ class RemoteReservations:
         self.front: str = front
         self.session: int = session
         self.reserved: int = 0
+        self.received: int = ALL
         self.numbers: dict[int, int] = {}
         self.unresumed: list[int] = []
 

@@ -160,7 +160,9 @@ class Channel:
         self.is_awaiting = False
 
     def close(self) -> None:
-        """Disconnect the remote client."""
+        """Disconnect the remote client. What the request without a reply has reserved ends uncounted."""
+        if self._is_asked:
+            self.send(b"received %d" % self.reserved)
         self._wire.close()
 
     def lose(self, *, is_ended: bool = False, is_unserved: bool = False) -> None:

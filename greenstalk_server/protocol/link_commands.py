@@ -69,6 +69,14 @@ def decline(session: SessionState, command: Command, now: int) -> bytes:
     return NO_REPLY
 
 
+def received(session: SessionState, command: Command, now: int) -> bytes:
+    """Have the reservations after the first ones, their number, end uncounted with the client."""
+    _require_remote(session)
+    if session.client.remote is not None:
+        session.client.remote.received = command[1]
+    return NO_REPLY
+
+
 def expect(session: SessionState, command: Command, now: int) -> bytes:
     """Serve the next command, about a job, only if this shard knows of a move of the job, or has not ended it."""
     _require_remote(session)
@@ -129,6 +137,7 @@ LINK_VERBS: Final = (
     Verb(CONTINUE, "", args.parse_bare, continue_, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(DECLINE, "", args.parse_bare, decline, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"leave", "", args.parse_bare, leave, grant.NOTHING, is_extension=True, awaits_journal=False),
+    Verb(b"received", "<number>", args.parse_id, received, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"subscribe", "", args.parse_bare, subscribe, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"unsubscribe", "", args.parse_bare, unsubscribe, grant.NOTHING, is_extension=True, awaits_journal=False),
     Verb(b"unwatch", "<tube>", args.parse_name, unwatch, grant.NOTHING, is_extension=True, awaits_journal=False),

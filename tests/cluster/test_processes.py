@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,9 +18,10 @@ import pytest
 from greenstalk_server.cluster.placement import Placement, ShardPlacement
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
+from greenstalk_server.core.tube_shards import shard_of_tube
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL
 from tests.support import forking
-from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, environment, run_here
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, ask, environment, run_here
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 
@@ -38,14 +40,19 @@ def children(server: Daemon) -> list[psutil.Process]:
     return sorted(found, key=lambda child: child.create_time())
 
 
-def pid_behind(sock: socket.socket) -> int:
-    sock.sendall(b"stats\r\n")
+def read(sock: socket.socket, line: bytes) -> bytes:
+    """Return the reply to *line*, a command with a YAML reply."""
+    sock.sendall(line + b"\r\n")
     reply = b""
     while not reply.endswith(b"\n\r\n"):
         data = sock.recv(65536)
         assert data
         reply += data
-    return int(re.search(rb"^pid: (\d+)$", reply, re.MULTILINE)[1])
+    return reply
+
+
+def pid_behind(sock: socket.socket) -> int:
+    return int(re.search(rb"^pid: (\d+)$", read(sock, b"stats"), re.MULTILINE)[1])
 
 
 def connect(server: Daemon) -> socket.socket:
@@ -105,6 +112,39 @@ def test_connections_that_wait_survive_a_death(server: Daemon) -> None:
     for sock in waiting:
         assert pid_behind(sock) > 0
         sock.close()
+
+
+def test_claim_is_undone_if_the_connection_of_its_client_is_reset(server: Daemon) -> None:
+    front, owner = children(server)
+    shard = next(int(each.laddr[-1]) for each in owner.net_connections("unix") if each.laddr)
+    tube = next(b"t%d" % n for n in range(99) if shard_of_tube(b"t%d" % n, 2) == shard)
+    other = next(b"t%d" % n for n in range(99) if shard_of_tube(b"t%d" % n, 2) != shard)
+    owner.suspend()
+    with connect(server) as client, connect(server) as probe:
+
+        def await_front() -> None:
+            """Return once the front has handled what had reached it before."""
+            for _ in range(2):
+                assert ask(probe, b"list-tube-used\r\n") == b"USING default"
+
+        await_front()
+        client.sendall(b"watch %b\r\nwatch %b\r\nignore default\r\nreserve\r\n" % (tube, other))
+        owner.resume()
+        until(lambda: b"\ncurrent-waiting: 1\n" in read(probe, b"stats-tube " + tube))
+        front.suspend()
+        with connect(server) as producer:
+            id = ask(producer, b"put-in-tube %b 0 0 9 1\r\nx\r\n" % tube).split()[1]
+            assert ask(producer, b"stats-mode extended\r\n") == b"USING extended"
+            owner.suspend()
+            front.resume()
+            await_front()  # it has received the offer, and has sent the claim
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            await_front()
+            owner.resume()
+            until(lambda: b"\ntotal-reserves: 1\n" in read(producer, b"stats-tube " + tube))
+            until(lambda: b"\nstate: ready\n" in read(producer, b"stats-job " + id))
+            assert b"\nreserves: 0\n" in read(producer, b"stats-job " + id)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import gevent
 import pytest
@@ -108,5 +108,6 @@ def test_channel_of_a_client_that_leaves_is_closed_behind_its_commands(process: 
         connection.client.hang_up()
         wait_until(lambda: not process.server.connections)
     peer.send(frames.WINDOW_GRANT, 2**20, b"")
-    sent: list[Any] = [peer.read()[0], peer.read()[0]]
-    assert sent == [frames.DATA, frames.CLOSE]
+    assert peer.read()[0] == frames.DATA
+    assert peer.read() == (frames.DATA, channel, b"received 0\r\n")
+    assert peer.read()[0] == frames.CLOSE

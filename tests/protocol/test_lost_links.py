@@ -6,7 +6,9 @@ import os
 
 import pytest
 
-from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND
+from greenstalk_server.core.jobs.job import BURIED, READY, RESERVED, SECOND
+from greenstalk_server.core.operations import policy_changes
+from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.writer import JournalWriter
 from tests.journal.disk import Disk
@@ -218,6 +220,43 @@ def test_reservation_whose_reply_is_lost_is_repeated_uncounted(queue: Queue, cli
     assert reply == b"RESERVED %d 1\r\nx\r\n" % second
     assert queue.shards[OWNER].broker.jobs[second].reserves == 1
     assert client.send(b"touch %d\r\n" % first) == b"TOUCHED\r\n"
+
+
+@pytest.mark.parametrize("line", [b"reserve", b"reserve-batch 2 9", b"reserve-job %d"])
+@pytest.mark.parametrize("others", [b"", OTHER])
+def test_reservation_is_undone_if_the_client_leaves_before_the_reply_arrives(
+    queue: Queue, client: Front, line: bytes, others: bytes
+) -> None:
+    broker = queue.shards[OWNER].broker
+    policy = parse_policy("once", {"tubes": [TUBE.decode()], "max_attempts": 1})
+    policy_changes.set_policy(broker, policy, queue.now)
+    queue.advance(0.01)  # existing tubes get the policy
+    first = held(queue, client)
+    if others:
+        client.send(b"watch %b\r\n" % others)
+    id = put(queue)
+    client.push(line.replace(b"%d", b"%d" % id) + b"\r\n")
+    queue.deliver(FRONT, OWNER)
+    assert queue.state(id) == RESERVED
+    client.close()
+    assert (queue.state(id), broker.jobs[id].reserves) == (READY, 0)
+    assert (queue.state(first), broker.jobs[first].reserves) == (BURIED, 1)
+    queue.restart()
+    assert (queue.state(id), queue.shards[OWNER].broker.jobs[id].reserves) == (READY, 0)
+
+
+def test_claim_is_undone_if_the_waiting_client_leaves_before_the_reply_arrives(queue: Queue, client: Front) -> None:
+    client.send(b"watch %b\r\nreserve\r\n" % OTHER)
+    producer = queue.client(OWNER)
+    producer.push(b"put-in-tube %b 0 0 60 1\r\nx\r\n" % TUBE)
+    [id] = queue.shards[OWNER].broker.jobs
+    queue.deliver(OWNER, FRONT)  # makes the owner send the offer
+    queue.deliver(OWNER, FRONT)
+    client.resume()  # claims the offer
+    queue.deliver(FRONT, OWNER)
+    assert queue.state(id) == RESERVED
+    client.close()
+    assert (queue.state(id), queue.shards[OWNER].broker.jobs[id].reserves) == (READY, 0)
 
 
 def test_reserve_job_whose_reply_is_lost_is_repeated(queue: Queue, client: Front) -> None:

@@ -165,6 +165,7 @@ class Served:
         self.shard.queue.woken.append(self.resume)
 
     def close(self) -> None:
+        self.resume()
         if not self.is_closed:
             self._end()
             self.session.close(self.shard.queue.now)

@@ -128,9 +128,12 @@ def close_some(broker: Broker, client: Client, limit: int, now: int) -> None:
     for id in islice(ids, limit):
         job = client.reserved.get(id)
         if job is not None:
+            is_counted = client.remote is None or client.remote.numbers[id] <= client.remote.received
             remove_reserved(broker, job, now)
             record_expiry(job, job_history.RETURNED, client.number, now)
-            expire_reservation(broker, job, now)
+            if not is_counted:
+                job.reserves -= 1
+            expire_reservation(broker, job, now, is_attempt=is_counted)
     for name in islice(names, limit):
         _end_watch(broker, client, client.watched.pop(name))
     if client.reserved or client.watched:

@@ -181,12 +181,15 @@ def record_expiry(job: Job, kind: int, client: int, now: int) -> None:
     job.former_state = job.former_deadline = 0
 
 
-def expire_reservation(broker: Broker, job: Job, now: int) -> None:
-    """Requeue the detached *job*, whose reservation ended without a command, or delete it if it is truncated."""
+def expire_reservation(broker: Broker, job: Job, now: int, *, is_attempt: bool = True) -> None:
+    """Requeue the detached *job*, whose reservation ended without a command, or delete it if it is truncated.
+
+    *is_attempt*: for a policy, the reservation was an attempt.
+    """
     tube = job.tube
     if job.is_truncated:
         _end_truncated(broker, job, now)
-    elif tube.policy_state is not None:
+    elif tube.policy_state is not None and is_attempt:
         end_attempt(broker, job, tube.policy_state, 0, False, now)
     else:
         job.ready_since = now

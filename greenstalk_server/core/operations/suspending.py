@@ -61,6 +61,8 @@ def resume(broker: Broker, client: Client, reserved: int, now: int) -> bool:
         return False
     client.number, client.finished = former.number, former.finished
     client.is_worker, former.is_worker = former.is_worker, False
+    assert former.remote is not None
+    former.remote.received = reserved
     remote.unresumed = list(former.reserved)
     remote.unresumed.reverse()
     return bool(remote.unresumed) or resume_some(broker, client, 0, now)
@@ -84,8 +86,7 @@ def resume_some(broker: Broker, client: Client, limit: int, now: int) -> bool:
         if job is None:
             continue  # an operator has taken it
         number = former.remote.numbers[id]
-        if number > remote.reserved:
-            job.reserves -= 1
+        if number > former.remote.received:
             continue
         former.drop(job)
         job.holder = client
