@@ -25,6 +25,7 @@ from gevent.lock import BoundedSemaphore
 
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.cluster.control import ControlSocket
+from greenstalk_server.cluster.placement import ACCEPTING as CHILD_ACCEPTING
 from greenstalk_server.cluster.placement import READY as CHILD_READY
 from greenstalk_server.cluster.placement import STOPPING as CHILD_STOPPING
 from greenstalk_server.cluster.placement import Placement, ShardPlacement
@@ -313,6 +314,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
         notify_manager(READY, environ)
     else:
         parent.listen(lambda _: None, lifetime.request_exit)  # the database says who leads the shards
+        parent.report(CHILD_ACCEPTING)
     lifetime.start()
     if not membership.open(lifetime.stopping.is_set):
         _report_stopping(resources, environ)

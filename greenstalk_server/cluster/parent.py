@@ -29,6 +29,7 @@ from typing import Final, NoReturn, Protocol
 
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.cluster.placement import (
+    ACCEPTING,
     FAILED,
     MAX_REPORT,
     PLACEMENT,
@@ -127,7 +128,7 @@ def run(options: Options, listeners: Sequence[Listening], environ: Mapping[str, 
             else:
                 children = _children_with_shards(options, first, fds, environ, at_exit)
         parent = _Parent(children, lambda: _announce(options, listeners), environ)
-        return parent.run(is_ready=options.journal is not None)
+        return parent.run()
 
 
 def _children_with_shards(
@@ -218,6 +219,7 @@ class _Child:
     process     random id of this start of the process; empty while there is no process.
     control     the parent's end of the socket pair; None while there is no process.
     is_told     whether it knows the processes of all shards.
+    has_started whether it, or an earlier process in its place, has reported ACCEPTING or READY.
     is_ready    whether it has reported READY.
     was_ready   whether it, or an earlier process in its place, has reported READY.
     failure     the message of its failed start.
@@ -231,6 +233,7 @@ class _Child:
         self.process: str = ""
         self.control: socket.socket | None = None
         self.is_told: bool = False
+        self.has_started: bool = False
         self.is_ready: bool = False
         self.was_ready: bool = False
         self.failure: str = ""
@@ -321,7 +324,7 @@ class _Parent:
     """Runs the children until all have stopped."""
 
     def __init__(self, children: Sequence[_Child], announce: Callable[[], None], environ: Mapping[str, str]) -> None:
-        """*announce* is called when all children are ready for the first time."""
+        """*announce* is called when all children have started: clients may connect."""
         self._children: Sequence[_Child] = children
         self._announce: Callable[[], None] = announce
         self._environ: Mapping[str, str] = environ
@@ -332,17 +335,11 @@ class _Parent:
         self._roster: list[str] = []
         self._received: socket.socket
 
-    def run(self, *, is_ready: bool = False) -> int:
-        """Start the children, and return the exit code when all have stopped.
-
-        *is_ready*: whether to announce that the server is ready before the children are. They may have to wait for a
-        database, and clients may connect meanwhile.
-        """
+    def run(self) -> int:
+        """Start the children, and return the exit code when all have stopped."""
         with _signals() as self._received:
             for child in self._children:
                 child.start()
-            if is_ready:
-                self._announce_ready()
             self._tell_all()
             while self._stops_by is None or any(child.pid for child in self._children):
                 self._wait()
@@ -412,6 +409,10 @@ class _Parent:
 
     def _read_reports(self, child: _Child) -> None:
         for report in child.read_reports():
+            if report in (ACCEPTING, READY):
+                child.has_started = True
+                if not self._is_announced and all(each.has_started for each in self._children):
+                    self._announce_ready()
             if report == READY:
                 self._note_ready(child)
             elif report == STOPPING:
@@ -423,8 +424,6 @@ class _Parent:
         child.is_ready = child.was_ready = True
         for number in self._pending:
             child.send_signal(number)
-        if not self._is_announced and all(each.was_ready for each in self._children):
-            self._announce_ready()
 
     def _announce_ready(self) -> None:
         self._is_announced = True

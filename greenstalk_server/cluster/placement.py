@@ -23,10 +23,12 @@ from greenstalk_server.runtime.system import hide_secrets
 PLACEMENT: Final = "_GREENSTALK_PLACEMENT"
 """Environment variable that passes the placement to a child."""
 
+ACCEPTING: Final = b"ACCEPTING"
 READY: Final = b"READY"
 STOPPING: Final = b"STOPPING"
 FAILED: Final = b"FAILED "
-"""Reports of a child to its parent, each one a packet. The message of a failed start follows FAILED."""
+"""Reports of a child to its parent, each one a packet. A server of a cluster is ACCEPTING before it has reached the
+database, and READY after that. The message of a failed start follows FAILED."""
 
 MAX_REPORT: Final = 4096
 """Bytes of a report; a longer message is cut."""

@@ -224,6 +224,12 @@ def test_number_of_shards_has_to_be_set() -> None:
     assert "--processes 2: must not be set together with --journal without --shards" in done.stderr
 
 
+def test_servers_that_cannot_start_are_not_announced() -> None:
+    done = run("--processes", "2", *FLAGS, "--no-web", DATABASE_URL="postgresql://u:p@ss@host/name")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "cannot start: the server exits: DATABASE_URL: the address cannot be read" in done.stderr
+
+
 def test_limits_of_the_machine_are_divided_and_those_of_shards_are_not() -> None:
     words = ["--processes", "4", "--shards", "4", "--max-jobs", "10", "--max-connections", "10", "--memory-limit", "1g"]
     options = parse(words, {"DATABASE_URL": "postgresql://x/y"})
