@@ -36,7 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class RelayError(LinkError):
-    """This process does not relay; the message says why."""
+    """This process does not relay to the process *target*."""
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(f"cannot relay to process {target}: {reason}")
+        self.target: str = target
 
 
 class Relays:
@@ -48,7 +52,7 @@ class Relays:
     def check(self, process: str, target: str) -> None:
         """Raise RelayError if there are too many relays for one more, between *process* and *target*."""
         if len(self._relays) >= MAX_RELAYS and (process, target) not in self._relays:
-            raise RelayError(f"cannot relay to process {target}: there are {MAX_RELAYS} relays")
+            raise RelayError(target, f"there are {MAX_RELAYS} relays")
 
     def start(self, poller: Poller, one: Side, other: Side, unread: bytes) -> None:
         """Relay between *one*, of which *unread* has arrived, and *other*, in place of a former relay between them.

@@ -150,6 +150,7 @@ class Links:
         self._relays: Relays = Relays()
         self._attempts: dict[str, socket.socket] = {}  # on which this process shakes hands with others
         self._last_asked: str = ""  # the process that was asked to relay last
+        self._not_relayed: set[str] = set()  # processes to which a relay was refused since there was a link or a relay
         self._waiting: dict[int, dict[LinkWire, int]] = {}  # wires without a link, and since when a command waits, or 0
         self._attaching: set[int] = set()
         self._unreached: dict[int, int] = {}  # shards whose owners live, with the time since when there is no link
@@ -527,14 +528,18 @@ class Links:
         link = self._links.get(peer.target)
         address = self._membership.addresses().get(peer.target)
         if link is None or not link.can_relay or address is None or peer.target == self._identity.process:
-            raise RelayError(f"cannot relay to process {peer.target}: there is no direct link to it")
+            raise RelayError(peer.target, "there is no direct link to it")
         self._relays.check(peer.process, peer.target)
-        target = transport.connect(address, self._certificates)
+        try:
+            target = transport.connect(address, self._certificates)
+        except OSError as error:
+            raise RelayError(peer.target, reason_of(error)) from error
         try:
             self._relays.start(self.poller, (peer.process, sock), (peer.target, target), peer.unread)
         except BaseException:
             target.close()
             raise
+        self._not_relayed.discard(peer.target)
 
     def _continue(self, sock: socket.socket, peer: Peer, continued: Link | None) -> None:
         """Continue the relayed link to *peer*, which is *continued* if this side has connected, on *sock*."""
@@ -551,6 +556,7 @@ class Links:
         link = Link(self, peer.process, peer.shard, sock, peer.version, relay)
         link.start()
         self._links[peer.process] = link
+        self._not_relayed.discard(peer.process)
         if relay:
             log.warning("linked to %s over process %s, which relays: there is no direct connection", link.label, relay)
         else:
@@ -614,6 +620,7 @@ class Links:
     def _drop_former(self, members: set[str]) -> None:
         """Drop the links to processes that are no longer in *members*, or no longer lead the shard that they led."""
         former, self._members = self._members - members, members
+        self._not_relayed &= members
         for shard in range(self.ids.shards):
             before, owner = self._owners.get(shard), self._membership.owner_of(shard)
             if owner is not None:
@@ -734,7 +741,9 @@ class Links:
                 self._add(sock, None)
         except RelayError as error:
             sock.close()
-            log.info("%s", error)
+            if error.target not in self._not_relayed:
+                self._not_relayed.add(error.target)
+                log.info("%s", error)
         except (OSError, LinkError) as error:
             sock.close()
             self._note_refusal(address, error)

@@ -254,9 +254,27 @@ def test_process_relays_only_to_a_process_to_which_it_has_a_direct_link(
     ends = Ends(process, **changes)  # type: ignore[arg-type]
     assert read_to_end(ends.one.sock) == b""
     target = changes.get("target", "z1")
+    again = process.peer(process="b1", target=target)
+    again.link()
+    assert read_to_end(again.sock) == b""
     line = f"cannot relay to process {target}: there is no direct link to it"
-    assert [record.getMessage() for record in caplog.records][-1] == line
+    assert [record.getMessage() for record in caplog.records].count(line) == 1
     assert not is_readable(ends.listener)
+
+
+def test_refused_relay_is_logged_once_for_each_outage(process: Process, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # refuses connections, since it does not listen
+        process.membership.processes["a1"] = f"127.0.0.1:{closed.getsockname()[1]}"
+        for outage in (1, 2):
+            process.linked("a1")
+            for _ in range(2):
+                refused = process.peer(process="b1", target="a1")
+                refused.link()
+                assert read_to_end(refused.sock) == b""
+            lines = [record.getMessage() for record in caplog.records]
+            assert lines.count("cannot relay to process a1: Connection refused") == outage
 
 
 def test_number_of_relays_is_bounded(
