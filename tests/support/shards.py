@@ -11,6 +11,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import count, islice
 from typing import Final
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
@@ -46,9 +47,9 @@ MAX_STEPS: Final = 20_000
 
 def tube_on(shard: int, number: int = 0) -> bytes:
     """Return the name of a tube that *shard* owns, another for each *number*."""
-    names = (b"t%d" % at for at in range(10_000))
-    found = [name for name in names if shard_of_tube(name, SHARDS) == shard]
-    return found[number]
+    names = (b"t%d" % at for at in count())
+    found = (name for name in names if shard_of_tube(name, SHARDS) == shard)
+    return next(islice(found, number, None))
 
 
 class Wire(front_channel.Wire):
