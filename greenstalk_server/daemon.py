@@ -38,6 +38,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.id_sequence import ONE_SHARD, IdSequence
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.jobs.job_history import FIRST_OF_FRONT, LAST_CLIENT
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.core.operations import draining, policy_changes
@@ -363,6 +364,7 @@ def _front_server(
     queue = membership.queue
     ids = IdSequence(queue.base, queue.shards)
     broker = _broker(options, clock, NullJournal(options.journal_file_size), can_evict=False, ids=ids)
+    broker.last_client = random.randrange(FIRST_OF_FRONT, LAST_CLIENT)  # noqa: S311  it need not be a secret
     identity = Identity(queue.id, bytes.fromhex(queue.secret), membership.me, ids)
     links = Links(
         identity,

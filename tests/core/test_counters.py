@@ -9,6 +9,7 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.operations import connecting, finishing, restoring, ticking
@@ -126,12 +127,29 @@ def connect_and_disconnect(world: World, is_worker: bool) -> int:
 
 def test_restored_broker_numbers_clients_above_those_in_events(facts: ServerFacts) -> None:
     broker = Broker(facts)
-    for id, number in ((1, 4), (2, 90), (3, 12)):
+    for id, number in ((1, 4), (2, 90), (3, job_history.FIRST_OF_FRONT), (4, 12)):
         job = broker.jobs[id] = Job(id, broker.tube(b"default"), b"", 0, 0, SECOND, START)
         job.events = job_history.add(b"", job_history.RETURNED, START, number)
-    restoring.restore(broker, 4, START)
+    restoring.restore(broker, 5, START)
     invariants.check(broker)
     assert [connecting.connect(broker, lambda: None).number for _ in range(2)] == [91, 92]
+
+
+@pytest.mark.parametrize(
+    ("last", "following"),
+    [
+        (7, [8, 11]),
+        (job_history.FIRST_OF_FRONT - 6, [job_history.FIRST_OF_FRONT - 3, 2]),
+        (job_history.FIRST_OF_FRONT, [job_history.FIRST_OF_FRONT + 1, job_history.FIRST_OF_FRONT + 2]),
+        (job_history.LAST_CLIENT - 1, [job_history.LAST_CLIENT, job_history.FIRST_OF_FRONT]),
+    ],
+)
+def test_numbers_of_clients_name_the_shard_or_are_those_of_a_front(
+    facts: ServerFacts, last: int, following: list[int]
+) -> None:
+    broker = Broker(facts, ids=IdSequence(0, 3, 2))
+    broker.last_client = last
+    assert [connecting.connect(broker, lambda: None).number for _ in range(2)] == following
 
 
 # Pauses

@@ -52,6 +52,10 @@ EVENT: Final = struct.Struct("<QBI")
 LAST_CLIENT: Final = 2**32 - 1
 """The highest number of a client."""
 
+FIRST_OF_FRONT: Final = 2**31
+"""The lowest number of a client whose connection was accepted by a process that led no shard. Such a process begins at
+a random one, so that its numbers are not those of another."""
+
 MAX_EVENTS: Final = 16
 """Maximum number of events of a job; older ones are dropped."""
 
@@ -116,8 +120,11 @@ def without_reservation(events: bytes) -> tuple[bytes, Event | None]:
 
 
 def highest_client(events: bytes) -> int:
-    """Return the highest client number in *events*, whose size must be in SIZES; NOBODY if there is none."""
-    return max([client for _, _, client in EVENT.iter_unpack(events)], default=NOBODY)
+    """Return the highest client number in *events* below FIRST_OF_FRONT; NOBODY if there is none.
+
+    The size of *events* must be in SIZES.
+    """
+    return max([client for _, _, client in EVENT.iter_unpack(events) if client < FIRST_OF_FRONT], default=NOBODY)
 
 
 def unpack(events: bytes) -> list[Event]:

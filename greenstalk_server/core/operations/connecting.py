@@ -37,10 +37,15 @@ def connect(broker: Broker, wake: Callable[[], None]) -> Client:
 
 
 def _next_number(last: int, ids: IdSequence) -> int:
-    """Return the number of the client that connects after client *last*. Like the id of a job, it names its shard."""
+    """Return the number of the client that connects after client *last*.
+
+    Below FIRST_OF_FRONT it names its shard, like the id of a job.
+    """
     number = last + 1
+    if last >= job_history.FIRST_OF_FRONT:
+        return number if number <= job_history.LAST_CLIENT else job_history.FIRST_OF_FRONT
     number += (ids.shard - number) % ids.shards
-    return number if number <= job_history.LAST_CLIENT else ids.shard or ids.shards
+    return number if number < job_history.FIRST_OF_FRONT else ids.shard or ids.shards
 
 
 def become_remote(broker: Broker, client: Client, front: object, remote: RemoteReservations | None = None) -> None:
