@@ -377,6 +377,8 @@ def _front_server(
         certificates=resources.link_certificates,
         outage_wait=options.outage_wait_ns,
     )
+    if resources.dashboard_factory is not None:
+        resources.dashboard_factory.answer_as_standby(links, broker, os.uname().nodename, clock)
     files = DescriptorBudget(resources.max_files, broker.limit_counters)
     return _server(options, resources, broker, clock, None, files, links), links, files
 

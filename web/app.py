@@ -119,10 +119,11 @@ from greenstalk_server.web.framework.template_cache import load_templates
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.migration import migrate
 from greenstalk_server.web.options import WebOptions
+from greenstalk_server.web.reads.fronts import Fronts
 from greenstalk_server.web.reads.jobs.match_table import MatchTable
 from greenstalk_server.web.reads.jobs.query import tube_in
 from greenstalk_server.web.reads.tubes import COUNT, FIND, count_tubes_here, rank_tubes
-from greenstalk_server.web.standby import create_standby_app
+from greenstalk_server.web.standby import answer_as_standby, create_standby_app
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.disk_room import no_refusal, room_refusal
 from greenstalk_server.web.store.rows import Rows
@@ -133,7 +134,7 @@ from greenstalk_server.web.store.store import Store
 if TYPE_CHECKING:
     from greenstalk_server.cluster.membership import Membership
 
-__all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
+__all__ = ["Dashboard", "WebOptions", "answer_as_standby", "create_dashboard", "create_standby_app"]
 
 MAX_REQUEST_BODY = 64 * 1024
 """Maximum bytes of a request to a page, not counting the job body of a put or an edit."""
@@ -277,7 +278,8 @@ def create_dashboard(
         store=store,
     )
     tube_views = TubeViews(broker, clock, history, attention, saved, shards)
-    figures = WholeFigures(broker, clock, history, shards)
+    fronts = Fronts(clock, shards)
+    figures = WholeFigures(broker, clock, history, shards, fronts)
     shards.answer(FIND, partial(rank_tubes, broker, shards=shards))
     shards.answer(COUNT, partial(count_tubes_here, broker, shards=shards))
     processes = Processes(broker, clock, shards)
@@ -302,7 +304,7 @@ def create_dashboard(
         "deletion_refusal": saved_changes.deletion_refusal,
         "change_promise": saved_changes.change_promise,
     }
-    connections = Connections(broker, clock, shards)
+    connections = Connections(clock, shards, audit)
     leases = Leases(broker, clock, commit)
     exports = Exports(broker, clock, forwarding.elsewhere)
     policies = PolicyChanges(broker, clock, commit, audit, tasks, marks, shards, parts)
@@ -315,7 +317,7 @@ def create_dashboard(
     tube_errors = TubeErrors(broker, clock, tasks, parts)
     SavedSearchPages(saved_searches).init_app(app)
     TubeChangePages(broker, clock, tasks, tube_changes, shards).init_app(app)
-    actions = Actions(broker, clock, commit, operations)
+    actions = Actions(broker, clock, commit, operations, connections)
     for part in (
         BulkPages(tasks, bulk, match_table),
         exports,
@@ -329,7 +331,7 @@ def create_dashboard(
     for page in (
         TaskPages(tasks, listed_tasks, clock),
         SearchPages(clock, tasks, searches, match_table, Suggestions(broker, shards)),
-        ConnectionPages(broker, clock, connections),
+        ConnectionPages(clock, connections),
     ):
         page.init_app(app, live)
     views.Views(
@@ -354,7 +356,7 @@ def create_dashboard(
     AttentionPages(attention_model, acknowledging, tube_errors.worst_by_tube, clock).init_app(app, live)
     forwarding.badges = register_badges(app, live, attention_model, broker, shards)
     ServerPages(servers, cluster).init_app(app, live)
-    Metrics(broker, clock, requests, attention, role, options.directory, alerts, shards).init_app(app)
+    Metrics(broker, clock, requests, attention, shards, fronts, role, options.directory, alerts).init_app(app)
     tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved, shards)
     endpoints = Api(broker, commit, _security(options))
     for group in (
@@ -366,7 +368,7 @@ def create_dashboard(
         tube_changes_api.TubeChangesEndpoints(tube_changes),
         tasks_api.TasksEndpoints(tasks, searches, bulk, tube_changes, listed_tasks, found_jobs),
         undo_api.ChangesEndpoints(saved_changes, undo),
-        connections_api.ConnectionsEndpoints(broker, clock, commit, operations, connections),
+        connections_api.ConnectionsEndpoints(commit, connections),
         samples_api.SamplesEndpoints(saved, samples),
         sessions_api.SessionsEndpoints(sessions),
         saved_searches_api.SavedSearchesEndpoints(saved_searches),

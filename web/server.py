@@ -24,7 +24,13 @@ from greenstalk_server.net.listeners import describe
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
-from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard, create_standby_app
+from greenstalk_server.web.app import (
+    Dashboard,
+    WebOptions,
+    answer_as_standby,
+    create_dashboard,
+    create_standby_app,
+)
 from greenstalk_server.web.framework.template_cache import load_templates
 from greenstalk_server.web.options import Provider
 from greenstalk_server.web.store.rows import Rows
@@ -144,6 +150,10 @@ class DashboardFactory:
         )
         run_in_thread(load_templates, app.jinja_env)
         return app
+
+    def answer_as_standby(self, links: Links, broker: Broker, hostname: str, clock: Clock) -> None:
+        """Answer questions of other processes about the clients of *broker*: see web.standby. Does not switch."""
+        answer_as_standby(links, broker, hostname, clock, self._options)
 
     @property
     def listens(self) -> bool:

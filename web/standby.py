@@ -1,6 +1,7 @@
 """The app of a standby: a page and metrics about its role and lag, and 503 for everything else.
 
-A standby that serves clients, as one of a cluster, passes on the requests to the home process, if it has a link to it.
+A standby that serves clients, as one of a cluster, passes on the requests to the home process, if it has a link to it,
+and answers the questions of other processes about its connections.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from werkzeug.exceptions import ServiceUnavailable
 
 from greenstalk_server.cluster.status import HOME, ClusterStatus
 from greenstalk_server.config.tables.roles import ADMIN
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.auth.forwarding import OF_PROCESS, Sender
+from greenstalk_server.web.auth.forwarding import OF_PROCESS, Sender, entering
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
+from greenstalk_server.web.features.connections.connections import Connections
 from greenstalk_server.web.features.metrics.exporter import exposition, role_metrics
 from greenstalk_server.web.framework.api.router import max_request_size
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.framework.shards import Links, call
+from greenstalk_server.web.framework.shards import Links, Shards, call
 from greenstalk_server.web.options import WebOptions
+from greenstalk_server.web.reads.fronts import Fronts
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.sqlite import SqliteRows
 from greenstalk_server.web.store.store import Store
@@ -54,8 +58,7 @@ def create_standby_app(
     app = Guarded(options)
     own = OF_PROCESS if is_one_of_several else OF_STANDBY
     app.before_request(partial(_pass_home, links, max_request_size(max_job_size), own))
-    store = Store(SqliteRows(None), is_kept=False)
-    Guard(options, hostname, clock, Audit(clock, store), store, has_login=False).init_app(app)
+    _guard(options, hostname, clock).init_app(app)
 
     def overview() -> str:
         return render_template("standby.html", role=role(), entries=entries(role()))
@@ -81,6 +84,20 @@ def create_standby_app(
     app.add_url_rule("/metrics", "metrics", metrics)
     app.add_url_rule("/<path:path>", "elsewhere", elsewhere, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     return app
+
+
+def answer_as_standby(links: Links, broker: Broker, hostname: str, clock: Clock, options: WebOptions) -> None:
+    """Answer the questions of other processes about the clients of *broker*, until this process leads a shard."""
+    shards = Shards(broker.ids, links, broker)
+    shards.enter = partial(entering, Guarded(options), _guard(options, hostname, clock))
+    shards.is_open = True
+    Connections(clock, shards, Audit(clock, Store(SqliteRows(None), is_kept=False)))
+    Fronts(clock, shards)
+
+
+def _guard(options: WebOptions, hostname: str, clock: Clock) -> Guard:
+    store = Store(SqliteRows(None), is_kept=False)
+    return Guard(options, hostname, clock, Audit(clock, store), store, has_login=False)
 
 
 def _pass_home(links_now: Callable[[], Links | None], max_request: int, own: frozenset[str]) -> Response | None:

@@ -107,6 +107,7 @@ log = logging.getLogger(__name__)
 class Links:
     """The other processes of the queue. Implements `front_channel.Routes` and `link.Host`.
 
+    front       the broker of the clients that this process accepted while it led no shard; None if it always led one.
     on_rival    called with the id of a process that says that it leads the shard of this one. Does not switch.
     """
 
@@ -129,6 +130,7 @@ class Links:
         nanoseconds that a command waits for a shard that cannot be reached; then its connection is closed.
         """
         self.own: int = shard
+        self.front: Broker | None = broker if shard == NO_SHARD else None
         self.ids: IdSequence = identity.ids
         self.heads: dict[bytes, Head] = {}
         self.handlers: dict[str, CallHandler] = {}
@@ -240,6 +242,10 @@ class Links:
         links = self._links.values()
         return [link.peer_stats for link in links if link.shard == NO_SHARD and link.peer_stats]
 
+    def standbys(self) -> list[str]:
+        """Return the ids of the other processes that lead no shard, and that can be reached now."""
+        return [link.peer for link in self._links.values() if link.shard == NO_SHARD]
+
     def open(self, shard: int, channel: Channel) -> LinkWire:
         """Connect a remote client at *shard*, now or when there is a link. Does not switch."""
         wire = LinkWire(channel)
@@ -272,17 +278,17 @@ class Links:
 
     # Calls
 
-    def call(self, shard: int, name: str, arguments: Message, timeout: float = CALL_TIMEOUT) -> Message:
-        """Return the answer of the process that owns *shard* to the call *name*, also if that is this process.
+    def call(self, target: int | str, name: str, arguments: Message, timeout: float = CALL_TIMEOUT) -> Message:
+        """Return the answer of *target* to the call *name*.
 
-        Raise CallError if there is no link, or no answer within *timeout* seconds, or if the answer is an error.
-        Switches.
+        *target* is the id of another process, or a shard: then its owner answers, also if that is this process. Raise
+        CallError if there is no link, or no answer within *timeout* seconds, or if the answer is an error. Switches.
         """
-        if shard == self.own:
-            return self.handlers[name](shard, arguments)
-        link = self._link_to(shard)
+        if target == self.own:
+            return self.handlers[name](self.own, arguments)
+        link = self._links.get(target) if isinstance(target, str) else self._link_to(target)
         if link is None:
-            raise CallError(f"shard {shard} cannot be reached")
+            raise CallError(f"{'process' if isinstance(target, str) else 'shard'} {target} cannot be reached")
         return link.calls.call(name, arguments, timeout)
 
     # Host

@@ -18,10 +18,11 @@ from urllib.parse import urlencode
 
 import pytest
 
+from greenstalk_server.core.jobs.job_history import FIRST_OF_FRONT
 from greenstalk_server.core.tube_shards import shard_of_tube
 from tests.ctl.world import Done, run
 from tests.support.cluster import Cluster
-from tests.support.load import Connection
+from tests.support.load import Connection, Gone
 from tests.support.nodes import Node, Nodes, wait_until
 
 SHARDS: Final = 2
@@ -210,6 +211,83 @@ def name_of(node: Node) -> str:
     return f"127.0.0.1:{node.port}"
 
 
+def hold(client: Connection, tube: str) -> int:
+    """Put a job into *tube*, and reserve it; return its id."""
+    id = int(client.ask(b"put-in-tube %b 0 0 600 1\r\nx" % tube.encode()).split()[1])
+    assert client.ask(b"watch %b" % tube.encode()).startswith(b"WATCHING ")
+    assert client.reserve() == (id, b"x")
+    return id
+
+
+def listed(node: Node, client: Connection, **query: object) -> list[dict[str, Any]]:
+    """Return *client* as *node* lists it; empty if it does not."""
+    found = api(node, "GET", "/connections", limit=1000, **query)["connections"]
+    return [one for one in found if one["address"] == f"127.0.0.1:{client.own_port}"]
+
+
+def test_each_server_lists_connections_to_the_standby(site: Site) -> None:
+    names = tubes("held")
+    with Connection(site.standby.port, 40.0) as client, Connection(site.owners[0].port, 40.0) as other:
+        ids = [hold(client, name) for name in names]
+        for node in site.nodes:
+            [one], [its] = listed(node, client), listed(node, other)
+            assert one["number"] != its["number"] and (one["held"], one["is_producer"], one["is_worker"]) == (
+                2,
+                True,
+                True,
+            )
+            assert {*names, "default"} == set(one["watches"])
+            assert [listed(node, client, q=q) for q in (names[0], one["number"], one["address"])] == [[one]] * 3
+            assert listed(node, client, q="held-by-nobody") == listed(node, other, q=names[1]) == []
+            details = api(node, "GET", f"/connections/{one['number']}")
+            assert {job["id"] for job in details["jobs"]} == set(ids)
+            assert {api(node, "GET", f"/jobs/{id}")["held_by"] for id in ids} == {one["number"]}
+            assert one["address"] in page(node, "/connections")
+            assert all(f"/job?id={id}" in page(node, f"/connection?number={one['number']}") for id in ids)
+            assert one["address"] in page(node, f"/tube?tube={names[1]}")
+
+
+def test_counts_include_connections_to_the_standby(site: Site) -> None:
+    def counts(node: Node) -> tuple[int, ...]:
+        found = re.findall(r'greenstalk_connections\{role="(\w+)"\} (\d+)', page(node, "/metrics"))
+        stats = api(node, "GET", "/server")["stats"]
+        roles = dict(found)
+        assert stats["current_connections"] == int(roles["any"]) and stats["current_workers"] == int(roles["worker"])
+        assert stats["current_waiting"] == int(roles["waiting"])
+        return tuple(int(roles[role]) for role in ("any", "producer", "worker", "waiting"))
+
+    wait_until(lambda: counts(site.owners[0]) == (0, 0, 0, 0), lambda: str(counts(site.owners[0])))
+    with Connection(site.standby.port, 40.0) as client, Connection(site.standby.port, 40.0) as waiter:
+        hold(client, tubes("counted")[1])
+        waiter.send(b"reserve\r\n")
+        wait_until(
+            lambda: {counts(node) for node in site.owners} == {(2, 1, 2, 1)},
+            lambda: str([counts(node) for node in site.owners]),
+        )
+    wait_until(lambda: counts(site.owners[0]) == (0, 0, 0, 0), lambda: str(counts(site.owners[0])))
+
+
+def test_each_server_closes_connections_to_the_standby(site: Site) -> None:
+    for node in site.nodes:
+        for is_page in (False, True):
+            with Connection(site.standby.port, 40.0) as client:
+                id = hold(client, tubes("closed")[1])
+                [one] = listed(node, client)
+                number = one["number"]
+                if is_page:
+                    submit(node, "/connection/close", number=number, confirm=number)
+                else:
+                    api(node, "DELETE", f"/connections/{number}")
+                with pytest.raises((Gone, OSError)):
+                    client.ask(b"list-tube-used")
+                assert ask(node, "GET", f"/connection?number={number}")[0] == 404
+                assert listed(node, client) == []
+                wait_until(lambda: api(node, "GET", f"/jobs/{id}")["state"] == "ready", lambda: "it is not ready")  # noqa: B023
+                api(node, "DELETE", f"/jobs/{id}")
+                entry = api(node, "GET", "/audit", what="connection/close", limit=1)["entries"][0]
+                assert entry["details"] == {"number": number, "address": one["address"], "jobs": 1}
+
+
 def ctl(node: Node, *words: str, token: str = TOKEN) -> Done:
     """Run greenstalkctl with the API of *node*."""
     with pytest.MonkeyPatch.context() as patch:
@@ -283,12 +361,21 @@ def test_session_holds_at_all_servers(site: Site) -> None:
 def test_standby_that_takes_over_shard_0_serves_the_dashboard(site: Site) -> None:
     home, successor = site.owners[0], site.standby
     token, id = sign_in(successor, "eve"), put(successor, tubes("taken")[0])
-    assert home.stop() == 0
-    site.settle([node for node in site.nodes if node is not home])
-    assert site.owners[0] is successor
-    for node in site.owners:
-        assert f"Job {id}" in page(node, f"/job?id={id}")
-        assert ask_in_session(node, "GET", "/", token) == 200
+    with Connection(successor.port, 40.0) as client:
+        [before] = listed(home, client)
+        assert home.stop() == 0
+        site.settle([node for node in site.nodes if node is not home])
+        assert site.owners[0] is successor
+        for node in site.owners:
+            assert f"Job {id}" in page(node, f"/job?id={id}")
+            assert ask_in_session(node, "GET", "/", token) == 200
+            assert listed(node, client) == [before]
+            assert 'greenstalk_connections{role="any"} 1.0' in page(node, "/metrics")
+        with Connection(successor.port, 40.0) as later:
+            [one] = listed(successor, later)
+            assert one["number"] < FIRST_OF_FRONT <= before["number"]
+            api(site.owners[1], "DELETE", f"/connections/{before['number']}")
+            assert listed(successor, client) == []
     assert not re.search(r"ERROR (dashboard|history)", successor.log), successor.log
     home.start()
     site.settle(site.nodes)

@@ -14,6 +14,7 @@ from werkzeug.security import generate_password_hash
 from werkzeug.test import TestResponse
 
 from greenstalk_server.config.tables.roles import Rights, Role, User
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, putting
@@ -33,11 +34,16 @@ from .test_guard import basic
 class EndlessResponse:
     """Links to a process whose response has a piece for each call."""
 
+    front: Broker | None = None
+
     def __init__(self) -> None:
         self.handlers: dict[str, CallHandler] = {}
         self.calls: list[str] = []
 
-    def call(self, shard: int, name: str, arguments: Message, timeout: float) -> Message:
+    def standbys(self) -> list[str]:
+        return []
+
+    def call(self, target: int | str, name: str, arguments: Message, timeout: float) -> Message:
         self.calls.append(name)
         return Message(arguments.value, b"next")
 

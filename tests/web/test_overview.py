@@ -29,6 +29,7 @@ from greenstalk_server.web.features.tubes.pages.overview import (
 from greenstalk_server.web.features.tubes.tube_view import COLUMNS, DEFAULT_ORDER, TUBE_BATCH, TubeViews
 from greenstalk_server.web.framework.shards import ALONE
 from greenstalk_server.web.framework.sorting import Order
+from greenstalk_server.web.reads.fronts import Fronts
 
 from .conftest import Queue, visiting
 from .table import Page
@@ -249,7 +250,9 @@ def build_overview(queue: Queue, client: FlaskClient) -> tuple[OverviewBuilder, 
     """Return a builder of the overview, and its tubes."""
     history, clock = client.application.extensions["dashboard"].history, lambda: queue.now
     views = TubeViews(queue.broker, clock, history)
-    return OverviewBuilder(queue.broker, views, WholeFigures(queue.broker, clock, history, ALONE)), views
+    return OverviewBuilder(
+        queue.broker, views, WholeFigures(queue.broker, clock, history, ALONE, Fronts(clock, ALONE))
+    ), views
 
 
 @pytest.mark.parametrize("order", [DEFAULT_ORDER, Order("ready", True), Order("name", False)])

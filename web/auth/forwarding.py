@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -77,8 +78,8 @@ NUMBER: Final = "number"
 TASK: Final = "task"
 QUERY: Final = "query"
 LEASE: Final = "lease"
-"""What a field names: a tube, a job by its id, a connection or change by its number, a task, a search that may name a
-tube, or the token of a lease."""
+"""What a field names: a tube, a job by its id, a change by its number, a task, a search that may name a tube, or the
+token of a lease."""
 
 _OF_TUBE: Final = ((TUBE, "tube"),)
 _OF_JOB: Final = ((JOB, "id"),)
@@ -109,9 +110,6 @@ ROUTES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
             "api_search_jobs", "api_change_jobs", "api_redrive_jobs",
         ),
         _OF_JOBS,
-    ),
-    **dict.fromkeys(
-        ("connection", "connection_close", "api_get_connection", "api_close_connection"), ((NUMBER, "number"),)
     ),
     "undo": ((NUMBER, "change"),),
     "api_undo_change": ((NUMBER, "number"),),
@@ -219,7 +217,7 @@ class Forwarding:
         self._responses: dict[int, _Response] = {}
         self._last: int = 0
         self.badges: Callable[[], Mapping[str, str]] = dict
-        shards.enter = self._enter
+        shards.enter = partial(entering, app, guard)
 
     def init_front(self) -> None:
         """Pass on all requests of the app to the home process, if this is another one. Call before `Guard.init_app`."""
@@ -228,7 +226,7 @@ class Forwarding:
 
     def init_app(self) -> None:
         """Pass on each request of the app that is about another shard. Call after the guard's `init_app`."""
-        if not self._shards.others:
+        if not self._shards.are_linked:
             return
         self._app.before_request(self._pass_on)
         self._shards.handle(HTTP, self._serve)
@@ -296,13 +294,6 @@ class Forwarding:
 
     # The other shards
 
-    @contextmanager
-    def _enter(self, facts: Facts) -> Iterator[None]:
-        """Enter a request context with the principal of *facts*, for an answer to a question."""
-        with self._app.request_context(_environ(facts, b"")):
-            g.principal = self._guard.forwarded_principal(facts)
-            yield
-
     def _serve(self, message: Message) -> Message:
         """Serve a request that another process has passed on."""
         started: list[Any] = []
@@ -356,6 +347,14 @@ class Forwarding:
 
 MAX_DIGITS: Final = 20
 """Digits of the largest id, 2⁶⁴-1."""
+
+
+@contextmanager
+def entering(app: Flask, guard: Guard, facts: Facts) -> Iterator[None]:
+    """Enter a request context of *app* with the principal of *facts*, for an answer to a question."""
+    with app.request_context(_environ(facts, b"")):
+        g.principal = guard.forwarded_principal(facts)
+        yield
 
 
 class _Response:

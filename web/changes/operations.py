@@ -20,11 +20,9 @@ from http import HTTPStatus
 from itertools import islice
 from typing import Final, NoReturn
 
-import gevent
 from werkzeug.exceptions import Conflict, ServiceUnavailable
 
 from greenstalk_server.core.broker import SLICE, Broker
-from greenstalk_server.core.client import Client
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.limits import LIMIT_NAMES
@@ -60,9 +58,6 @@ used."""
 
 MAX_REASON_LENGTH: Final = 200
 """Maximum characters of the reason for a pause."""
-
-CLOSE_TIMEOUT: Final = 1.0
-"""Seconds to wait for a connection to close. Normally it closes in the next iteration of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,19 +373,6 @@ class Operations(QueueChanges):
             assert outcome == EditOutcome.DONE
         self._audit.note("job/redrive", id=job.id, tube=tube, to=source)
         return recording
-
-    # Connections
-
-    def close(self, client: Client) -> None:
-        """Close the connection of *client*. The jobs that it holds become ready. Switches."""
-        held = len(client.reserved)
-        client.hang_up()
-        with gevent.Timeout(CLOSE_TIMEOUT, False):
-            while not client.is_closed:
-                gevent.sleep(CLOSE_TIMEOUT / 1000)
-        if not client.is_closed:
-            raise ServiceUnavailable(f"Connection {client.number} was asked to close and is still open. Try again.")
-        self._audit.note("connection/close", number=client.number, address=client.address, jobs=held)
 
     # Refusals
 

@@ -1,5 +1,8 @@
 """The shards of the queue, as the dashboard reaches them: each process asks the others for their part.
 
+Questions about shards are for their owners. Those about connections are for all processes that accept clients, so in a
+cluster also for the standbys, which lead no shard.
+
 The process of shard 0 is *home*: it alone listens on the web port, checks who sends a request, and keeps the users'
 data. A question has a name, and arguments and an answer in JSON. The other process answers it in a request context with
 the same principal, so rights are checked where the data is. With one shard there is nobody to ask.
@@ -11,11 +14,12 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import gevent
 import msgspec
 from flask import abort, has_request_context, request
+from gevent import Greenlet
 from werkzeug.exceptions import HTTPException, ServiceUnavailable
 
 from greenstalk_server.cluster.status import HOME
@@ -50,14 +54,23 @@ log = logging.getLogger(__name__)
 Facts = Mapping[str, Any]
 """The principal and the request that a question belongs to."""
 
+Target = int | str
+"""A shard, whose owner is asked; or the id of a process that leads none."""
+
+_Target = TypeVar("_Target", int, str, Target)
+
 
 class Links(Protocol):
-    """The connections to the processes of the other shards: see net.links."""
+    """The connections to the other processes of the queue: see net.links."""
 
+    front: Broker | None
     handlers: dict[str, CallHandler]
 
-    def call(self, shard: int, name: str, arguments: Message, timeout: float) -> Message:
-        """Return the answer of *shard*; raise CallError."""
+    def call(self, target: Target, name: str, arguments: Message, timeout: float) -> Message:
+        """Return the answer of *target*; raise CallError."""
+
+    def standbys(self) -> list[str]:
+        """Return the ids of the other processes that lead no shard, and that can be reached now."""
 
     def shard_of(self, tube: bytes) -> int:
         """Return the shard that owns *tube*."""
@@ -97,6 +110,22 @@ class Shards:
         self._ids: IdSequence = ids
         self._links: Links | None = links
         self.answer(PLACE, self.of_job)
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """The brokers of the clients of this process: that of its shard, and that of the time before it led one."""
+        found = [self._broker, self.front]
+        return [broker for broker in dict.fromkeys(found) if broker is not None]
+
+    @property
+    def front(self) -> Broker | None:
+        """The broker of the clients that this process accepted while it led no shard; None if it always led one."""
+        return self._links.front if self._links is not None else None
+
+    @property
+    def are_linked(self) -> bool:
+        """Whether there are other processes, or may be some."""
+        return self._links is not None
 
     @property
     def is_home(self) -> bool:
@@ -154,7 +183,7 @@ class Shards:
         return home if shard is None else shard
 
     def of_number(self, number: int) -> int:
-        """Return the shard whose process has assigned *number*, of a connection or a change."""
+        """Return the shard whose process has assigned *number*, of a change."""
         return number % self.count
 
     def next_number(self, number: int) -> int:
@@ -191,12 +220,12 @@ class Shards:
                 return Message({"code": error.code, "text": error.description})
         return Message({}, encoded(found))
 
-    def ask(self, shard: int, name: str, /, **arguments: Any) -> Any:
-        """Return the answer of the other *shard* to the question *name*. Switches.
+    def ask(self, target: Target, name: str, /, **arguments: Any) -> Any:
+        """Return the answer of another *target* to the question *name*. Switches.
 
         Raise the HTTPException of the function that answers, or ServiceUnavailable if there is no answer.
         """
-        return self._ask(shard, name, context_facts(), arguments)
+        return self._ask(target, name, context_facts(), arguments)
 
     def ask_as(self, facts: Facts, shard: int, name: str, /, **arguments: Any) -> Any:
         """Like `ask`, for the principal and the request of *facts*. *shard* may be the own one. Switches."""
@@ -205,8 +234,8 @@ class Shards:
         with self.enter(facts):
             return self._functions[name](**arguments)
 
-    def _ask(self, shard: int, name: str, facts: Facts, arguments: Mapping[str, Any]) -> Any:
-        answer = self.call(shard, f"web.{name}", Message(facts, encoded(arguments)), ASK_TIMEOUT)
+    def _ask(self, target: Target, name: str, facts: Facts, arguments: Mapping[str, Any]) -> Any:
+        answer = self.call(target, f"web.{name}", Message(facts, encoded(arguments)), ASK_TIMEOUT)
         if (code := answer.value.get("code")) is not None:
             abort(code, answer.value["text"])
         return msgspec.json.decode(answer.body)
@@ -218,32 +247,45 @@ class Shards:
         """
         return self.ask_each(name, dict.fromkeys(self.others, arguments))
 
+    def ask_fronts(self, name: str, /, **arguments: Any) -> dict[Target, Any]:
+        """Like `ask_others`, but ask all other processes that accept clients: owners of shards, and standbys."""
+        return _answers(self._start(name, dict.fromkeys([*self.others, *self._standbys()], arguments)))
+
+    def ask_standbys(self, name: str, /, **arguments: Any) -> dict[str, Any]:
+        """Like `ask_others`, but ask the processes that lead no shard."""
+        return _answers(self._start(name, dict.fromkeys(self._standbys(), arguments)))
+
+    def _standbys(self) -> list[str]:
+        return self._links.standbys() if self._links is not None else []
+
     def ask_each(self, name: str, arguments: Mapping[int, Mapping[str, Any]]) -> dict[int, Any]:
         """Like `ask_others`, but ask the shards of *arguments*, each with its own.
 
         The own shard may be among them. Its answer need not be plain JSON.
         """
-        facts = context_facts() if any(shard != self.own for shard in arguments) else {}
-        asking = {
-            shard: gevent.spawn(self._ask_if_reached, shard, name, facts, theirs)
-            for shard, theirs in arguments.items()
-            if shard != self.own
-        }
-        answers = {self.own: self._functions[name](**arguments[self.own])} if self.own in arguments else {}
-        answers |= {shard: one.get() for shard, one in asking.items()}
-        return {shard: answer for shard, answer in answers.items() if answer is not None}
+        asking = self._start(name, {shard: theirs for shard, theirs in arguments.items() if shard != self.own})
+        own = {self.own: self._functions[name](**arguments[self.own])} if self.own in arguments else {}
+        return own | _answers(asking)
 
-    def _ask_if_reached(self, shard: int, name: str, facts: Facts, arguments: Mapping[str, Any]) -> Any:
+    def _start(self, name: str, arguments: Mapping[_Target, Mapping[str, Any]]) -> dict[_Target, Greenlet]:
+        """Begin to ask the targets of *arguments*, each with its own."""
+        facts = context_facts() if arguments else {}
+        return {
+            target: gevent.spawn(self._ask_if_reached, target, name, facts, theirs)
+            for target, theirs in arguments.items()
+        }
+
+    def _ask_if_reached(self, target: Target, name: str, facts: Facts, arguments: Mapping[str, Any]) -> Any:
         try:
-            return self._ask(shard, name, facts, arguments)
+            return self._ask(target, name, facts, arguments)
         except ServiceUnavailable as error:
             log.info("dashboard: %s", error.description)
             return None
 
-    def call(self, shard: int, name: str, arguments: Message, timeout: float) -> Message:
-        """Return the answer of *shard* to the call *name*; raise ServiceUnavailable if there is none. Switches."""
+    def call(self, target: Target, name: str, arguments: Message, timeout: float) -> Message:
+        """Return the answer of *target* to the call *name*; raise ServiceUnavailable if there is none. Switches."""
         assert self._links is not None
-        return call(self._links, shard, name, arguments, timeout)
+        return call(self._links, target, name, arguments, timeout)
 
     def handle(self, name: str, handler: Callable[[Message], Message]) -> None:
         """Answer the call *name* of other shards with *handler*, which may switch.
@@ -270,13 +312,20 @@ class Shards:
             raise CallError("its dashboard is starting")
 
 
-def call(links: Links, shard: int, name: str, arguments: Message, timeout: float) -> Message:
-    """Return the answer of *shard* to the call *name*; raise ServiceUnavailable if there is none. Switches."""
+def call(links: Links, target: Target, name: str, arguments: Message, timeout: float) -> Message:
+    """Return the answer of *target* to the call *name*; raise ServiceUnavailable if there is none. Switches."""
     try:
-        return links.call(shard, name, arguments, timeout)
+        return links.call(target, name, arguments, timeout)
     except CallError as error:
         done = " It may have made the change all the same." if error.may_have_run else ""
-        raise ServiceUnavailable(f"The process of shard {shard} does not answer: {error}.{done}") from error
+        asked = f"process {target}" if isinstance(target, str) else f"process of shard {target}"
+        raise ServiceUnavailable(f"The {asked} does not answer: {error}.{done}") from error
+
+
+def _answers(asking: Mapping[_Target, Greenlet]) -> dict[_Target, Any]:
+    """Return the answers that there are. Switches."""
+    found = {target: one.get() for target, one in asking.items()}
+    return {target: answer for target, answer in found.items() if answer is not None}
 
 
 def context_facts() -> Facts:

@@ -1,4 +1,4 @@
-"""Queries about connections: by filter, by number, and the former client of a number.
+"""Queries about connections: by filter, and the present or former client of a number.
 
 There may be ten thousand connections, and one may watch or hold ten thousand tubes or jobs. So queries sort by cheap
 keys, yield between batches, and are bounded. Functions that may switch greenlets say so.
@@ -13,15 +13,12 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final
 
-from werkzeug.exceptions import NotFound
-
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.jobs.job import MAX_ID, Job, deadline_of
-from greenstalk_server.web.framework import fields, text
+from greenstalk_server.core.jobs.job import Job, deadline_of
+from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace, in_batches
-from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.framework.sorting import Order
 
 MAX_FILTER_LENGTH: Final = 200
@@ -119,25 +116,26 @@ def is_visible(client: Client) -> bool:
     return bool(visible_jobs(client))
 
 
-def find_client(broker: Broker, given: Fields) -> Client:
-    """Return the client that the field `number` names; raise NotFound unless it is connected and visible."""
-    number = fields.number(given, "number", 1, MAX_ID)
-    found = _by_number(broker, {number})
-    if not found or not is_visible(found[number]):
-        address = broker.recent_workers.get(number) if principal().sees_all else ""
-        reason = f"it came from {address} and has ended" if address else "it has ended or never existed"
-        raise NotFound(f"Connection {number} is not open: {reason}.")
-    return found[number]
-
-
-def matching_clients(broker: Broker, query: str, pace: Pace) -> list[Client]:
+def matching_clients(
+    broker: Broker, query: str, pace: Pace, known: Collection[int] = (), *, are_remote: bool = False
+) -> list[Client]:
     """Return the clients whose number is *query*, or whose address, name or a tube's name contains it. May switch.
 
-    Clients, tubes and jobs that the principal may not see are ignored.
+    Clients, tubes and jobs that the principal may not see are ignored. Clients with a number in *known* match. The
+    result is the remote clients with *are_remote*, else the others.
     """
-    clients, who = list(broker.clients), principal()
-    if broker.remote_count:
-        clients = [client for client in in_batches(clients, BATCH_SIZE, pace) if not client.is_remote]
+    clients = list(broker.clients)
+    if broker.remote_count or are_remote:
+        clients = [client for client in in_batches(clients, BATCH_SIZE, pace) if client.is_remote == are_remote]
+    if known:
+        found = [client for client in in_batches(clients, BATCH_SIZE, pace) if client.number in known]
+        others = [client for client in in_batches(clients, BATCH_SIZE, pace) if client.number not in known]
+        return found + _matching(broker, others, query, pace)
+    return _matching(broker, clients, query, pace)
+
+
+def _matching(broker: Broker, clients: list[Client], query: str, pace: Pace) -> list[Client]:
+    who = principal()
     if not who.sees_all:
         seen = {tube for tube in in_batches(list(broker.tubes), BATCH_SIZE, pace) if who.sees(tube)}
         clients = [client for client in in_batches(clients, BATCH_SIZE, pace) if _concerns(client, seen)]

@@ -8,16 +8,11 @@ from typing import Annotated, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.config.tables.roles import ADMIN
-from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.client import Client
-from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.operations import Operations
 from greenstalk_server.web.features.connections.connections import (
     Connection,
     ConnectionNumber,
     Connections,
     ConnectionWithJobs,
-    connection_with_jobs,
     connection_without_jobs,
 )
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
@@ -26,7 +21,7 @@ from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import RequestModel, ResponseModel
 from greenstalk_server.web.framework.sorting import Order
-from greenstalk_server.web.reads.connections import MAX_FILTER_LENGTH, find_client
+from greenstalk_server.web.reads.connections import MAX_FILTER_LENGTH
 
 
 class ConnectionList(ResponseModel):
@@ -72,13 +67,8 @@ NO_CONNECTION: Final = {404: "The connection does not exist."}
 class ConnectionsEndpoints:
     """Connections of producers and workers, with the jobs that they hold."""
 
-    def __init__(
-        self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations, connections: Connections
-    ) -> None:
-        self._broker: Broker = broker
-        self._clock: Clock = clock
+    def __init__(self, commit: Callable[[], bool], connections: Connections) -> None:
         self._commit: Callable[[], bool] = commit
-        self._operations: Operations = operations
         self._connections: Connections = connections
 
     @endpoint("GET", "/connections")
@@ -97,18 +87,13 @@ class ConnectionsEndpoints:
     @endpoint("GET", "/connections/{number}", errors=NO_CONNECTION)
     def get_connection(self, number: ConnectionNumber) -> ConnectionWithJobs:
         """Get one connection, and the jobs that it holds."""
-        connection = connection_with_jobs(self._find(number), self._clock())
-        self._connections.add_parts(connection)
-        return connection
+        return self._connections.find(number).connection
 
     @endpoint("DELETE", "/connections/{number}", role=ADMIN, status=204, errors=NO_CONNECTION)
     def close_connection(self, number: ConnectionNumber) -> None:
         """Close a connection. The jobs that it holds become ready."""
-        self._operations.close(self._find(number))
+        self._connections.close(number)
         wait_until_durable(self._commit)
-
-    def _find(self, number: int) -> Client:
-        return find_client(self._broker, {"number": str(number)})
 
 
 def _sort_of(query: ListConnectionsRequest) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from heapq import nsmallest
 from itertools import chain, islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
+import gevent
 from msgspec import Meta, Struct, convert
+from werkzeug.exceptions import NotFound, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
@@ -25,7 +28,7 @@ from greenstalk_server.web.framework.api.values import (
     model_of,
 )
 from greenstalk_server.web.framework.cooperative import Pace, in_batches
-from greenstalk_server.web.framework.shards import Shards
+from greenstalk_server.web.framework.shards import Shards, Target
 from greenstalk_server.web.framework.sorting import Order
 from greenstalk_server.web.reads.connections import (
     BATCH_SIZE,
@@ -34,11 +37,14 @@ from greenstalk_server.web.reads.connections import (
     MAX_TUBES_IN_ROW,
     MAX_TUBES_LISTED,
     client_rank,
+    is_visible,
     matching_clients,
     soonest_jobs,
     visible_jobs,
     visible_tubes,
 )
+from greenstalk_server.web.reads.policies import hold_text
+from greenstalk_server.web.store.audit import Audit
 
 ConnectionNumber = Annotated[
     int, Meta(ge=1, description="The number of a connection.", extra_json_schema={"maximum": 2**32 - 1}, examples=[7])
@@ -99,9 +105,19 @@ class ConnectionWithJobs(Connection):
     jobs: Annotated[list[HeldJob], Meta(description=f"The first {MAX_JOBS_LISTED} to time out, in that order.")]
 
 
+MATCHING: Final = "connections.matching"
 FIRST: Final = "connections.first"
 PARTS: Final = "connections.parts"
-"""Questions to the other shards."""
+ONE: Final = "connection"
+FORMER: Final = "connection.former"
+CLOSE: Final = "connection.close"
+"""Questions to the other processes."""
+
+MAX_HOLDS: Final = 5
+"""Maximum number of held tubes that the page of a connection shows."""
+
+CLOSE_TIMEOUT: Final = 1.0
+"""Seconds to wait for a connection to close. Normally it closes in the next iteration of the event loop."""
 
 MAX_SCANNED_IN_ROW: Final = 32
 """Held jobs scanned per row, to find the ones that time out first."""
@@ -111,14 +127,20 @@ Ranked = tuple[int, int, Client]
 
 
 def first_clients(
-    broker: Broker, query: str, order: Order, limit: int, after: tuple[int, int] | None = None
+    brokers: Iterable[Broker],
+    query: str,
+    order: Order,
+    limit: int,
+    after: tuple[int, int] | None = None,
+    known: Collection[int] = (),
 ) -> tuple[list[Ranked], int]:
     """Return the first *limit* clients after *after* that match *query*, and the number of all matches. May switch.
 
-    The key of *order* is one of SORTS; *after* is the sort key and the number of a client.
+    The key of *order* is one of SORTS; *after* is the sort key and the number of a client. Those with a number in
+    *known* match.
     """
     pace, sort_key = Pace(), client_rank(order)
-    found = matching_clients(broker, query, pace)
+    found = [client for broker in brokers for client in matching_clients(broker, query, pace, known)]
     ranked = [(sort_key(client), client.number, client) for client in in_batches(found, BATCH_SIZE, pace)]
     return nsmallest(limit, [one for one in ranked if after is None or one[:2] > after]), len(found)
 
@@ -134,15 +156,39 @@ class FirstConnections(Struct, array_like=True):
     matched: int
 
 
-class Connections:
-    """The connections of all shards: each process has its own."""
+class Part(Struct, array_like=True):
+    """A client of a connection: that of the connection itself, or its remote client at a shard.
 
-    def __init__(self, broker: Broker, clock: Clock, shards: Shards) -> None:
-        self._broker: Broker = broker
+    holds       watched tubes whose ready jobs a policy holds back while the client waits, with the reasons.
+    """
+
+    connection: ConnectionWithJobs
+    is_remote: bool
+    is_visible: bool
+    holds: list[tuple[str, str]]
+
+
+class FoundConnection(NamedTuple):
+    """A connection, and the process that has it."""
+
+    connection: ConnectionWithJobs
+    holds: list[tuple[str, str]]
+    target: Target
+
+
+class Connections:
+    """The connections to all processes: each has its own."""
+
+    def __init__(self, clock: Clock, shards: Shards, audit: Audit) -> None:
         self._clock: Clock = clock
         self._shards: Shards = shards
+        self._audit: Audit = audit
+        shards.answer(MATCHING, self._matching_here)
         shards.answer(FIRST, self._first_for_another)
         shards.answer(PARTS, self._own_parts)
+        shards.answer(ONE, self._parts_of)
+        shards.answer(FORMER, self._former_address)
+        shards.answer(CLOSE, self._close)
 
     def first(
         self, query: str, order: Order, limit: int, after: tuple[int, int] | None = None, *, jobs: int = 0
@@ -151,20 +197,87 @@ class Connections:
 
         The key of *order* is one of SORTS; *after* is the sort key and the number of a connection.
         """
-        own = self._own_first(query, order, limit, after, jobs)
-        if not self._shards.others:
-            return own
+        if not self._shards.are_linked:
+            return self._own_first(query, order, limit, after, jobs)
+        known = self._matching(query) if query or not principal().sees_all else set()
         asked = {"query": query, "order": asdict(order), "limit": limit, "after": after, "jobs": jobs}
-        answers = self._shards.ask_others(FIRST, **asked).values()
+        answers = self._shards.ask_fronts(FIRST, **asked, known=list(known)).values()
+        own = self._own_first(query, order, limit, after, jobs, known)
         found = [own, *[convert(answer, FirstConnections) for answer in answers]]
         ranked = sorted([one for part in found for one in part.ranked], key=lambda one: (one[0], one[1].number))[:limit]
         self._add_parts([connection for _, connection in ranked], MAX_TUBES_IN_ROW, jobs)
         return FirstConnections(ranked, sum([part.matched for part in found]))
 
-    def add_parts(self, connection: ConnectionWithJobs) -> None:
-        """Add what *connection*, of this process, uses, watches and holds on other shards. May switch."""
-        if self._shards.others:
-            self._add_parts([connection], MAX_TUBES_LISTED, MAX_JOBS_LISTED)
+    def _matching(self, query: str) -> set[int]:
+        """Return the numbers of the connections that match *query* by what they use, watch or hold elsewhere."""
+        answers: Iterable[list[int]] = self._shards.ask_others(MATCHING, query=query).values()
+        return set(chain(self._matching_here(query), *answers))
+
+    def _matching_here(self, query: str) -> list[int]:
+        """Return the numbers of the remote clients of this shard that match *query*."""
+        pace, brokers = Pace(), self._shards.brokers
+        found = [client for broker in brokers for client in matching_clients(broker, query, pace, are_remote=True)]
+        return [client.number for client in found]
+
+    def find(self, number: int) -> FoundConnection:
+        """Return the connection *number*, with all that it uses, watches and holds. May switch.
+
+        Raise NotFound unless it is open and visible.
+        """
+        found: list[tuple[Target, Part]] = [(self._shards.own, part) for part in self._parts_of(number)]
+        for target, answer in self._shards.ask_fronts(ONE, number=number).items():
+            found += [(target, part) for part in convert(answer, list[Part])]
+        parts = [part for _, part in found]
+        target, whole = next(((target, part) for target, part in found if not part.is_remote), (0, None))
+        if whole is None or not any(part.is_visible for part in parts):
+            raise NotFound(f"Connection {number} is not open: {self._what_became_of(number)}.")
+        for part in parts:
+            if part is not whole:
+                _add(whole.connection, part.connection, MAX_TUBES_LISTED, MAX_JOBS_LISTED)
+        holds = list(chain.from_iterable(part.holds for part in parts))
+        return FoundConnection(whole.connection, holds[:MAX_HOLDS], target)
+
+    def close(self, number: int) -> None:
+        """Close the connection *number*. The jobs that it holds become ready. Switches; raise NotFound."""
+        found = self.find(number)
+        if found.target == self._shards.own:
+            self._close(number)
+        else:
+            self._shards.ask(found.target, CLOSE, number=number)
+        connection = found.connection
+        self._audit.note("connection/close", number=number, address=connection.address, jobs=connection.held)
+
+    def _close(self, number: int) -> None:
+        """Close the connection *number* of this process. Switches."""
+        for client in self._clients(number):
+            if not client.is_remote:
+                client.hang_up()
+                with gevent.Timeout(CLOSE_TIMEOUT, False):
+                    while not client.is_closed:
+                        gevent.sleep(CLOSE_TIMEOUT / 1000)
+                if not client.is_closed:
+                    raise ServiceUnavailable(f"Connection {number} was asked to close and is still open. Try again.")
+
+    def _clients(self, number: int) -> list[Client]:
+        return [client for broker in self._shards.brokers for client in broker.clients if client.number == number]
+
+    def _parts_of(self, number: int) -> list[Part]:
+        """Return the clients of the connection *number* at this process."""
+        now = self._clock()
+        return [
+            Part(connection_with_jobs(client, now), client.is_remote, is_visible(client), _holds(client, now))
+            for client in self._clients(number)
+        ]
+
+    def _what_became_of(self, number: int) -> str:
+        """Return why the connection *number* is not open."""
+        known = [self._former_address(number), *self._shards.ask_fronts(FORMER, number=number).values()]
+        address = next(filter(None, known), "") if principal().sees_all else ""
+        return f"it came from {address} and has ended" if address else "it has ended or never existed"
+
+    def _former_address(self, number: int) -> str:
+        """Return the address of the worker *number* if it has disconnected from this process, else an empty text."""
+        return next(filter(None, [broker.recent_workers.get(number) for broker in self._shards.brokers]), "")
 
     def _add_parts(self, connections: list[ConnectionWithJobs], tubes: int, jobs: int) -> None:
         """Add what *connections* use, watch and hold on shards other than that of their process."""
@@ -188,14 +301,21 @@ class Connections:
         wanted, now = set(numbers), self._clock()
         return [
             connection_with_jobs(client, now, tubes, jobs)
-            for client in in_batches(list(self._broker.clients), BATCH_SIZE)
+            for broker in self._shards.brokers
+            for client in in_batches(list(broker.clients), BATCH_SIZE)
             if client.is_remote and client.number in wanted and not client.is_closed
         ]
 
     def _own_first(
-        self, query: str, order: Order, limit: int, after: tuple[int, int] | None, jobs: int
+        self,
+        query: str,
+        order: Order,
+        limit: int,
+        after: tuple[int, int] | None,
+        jobs: int,
+        known: Collection[int] = (),
     ) -> FirstConnections:
-        first, matched = first_clients(self._broker, query, order, limit, after)
+        first, matched = first_clients(self._shards.brokers, query, order, limit, after, known)
         now, ranked = self._clock(), list[tuple[int, ConnectionWithJobs]]()
         for rank, _, client in Pace().each(first):
             if not client.is_closed:  # the client may have disconnected since the listing
@@ -204,9 +324,16 @@ class Connections:
         return FirstConnections(ranked, matched)
 
     def _first_for_another(
-        self, query: str, order: dict[str, Any], limit: int, after: tuple[int, int] | None, jobs: int
+        self,
+        query: str,
+        order: dict[str, Any],
+        limit: int,
+        after: tuple[int, int] | None,
+        jobs: int,
+        known: list[int],
     ) -> FirstConnections:
-        return self._own_first(query, Order(**order), limit, (after[0], after[1]) if after is not None else None, jobs)
+        begin = (after[0], after[1]) if after is not None else None
+        return self._own_first(query, Order(**order), limit, begin, jobs, set(known))
 
 
 def _add(connection: ConnectionWithJobs, part: ConnectionWithJobs, tubes: int, jobs: int) -> None:
@@ -240,6 +367,16 @@ def connection_with_jobs(
     """Return *client* with the first *tubes* that it watches, and the first *jobs* of *scanned* jobs to time out."""
     found = soonest_jobs(client, jobs, scanned)
     return ConnectionWithJobs(**_fields(client, tubes), jobs=[_held_job(job, now) for job in found])
+
+
+def _holds(client: Client, now: int) -> list[tuple[str, str]]:
+    """Return the first watched tubes whose ready jobs a policy holds back while *client* waits, with the reasons."""
+    if not client.is_waiting:
+        return []
+    sees = principal().sees
+    watched = [tube for tube in islice(client.watched.values(), MAX_TUBES_LISTED) if sees(tube.name)]
+    found = [(tube.name.decode(), hold_text(tube, now)) for tube in watched]
+    return [("Held back", f"{name}: {hold}") for name, hold in found if hold][:MAX_HOLDS]
 
 
 def _fields(client: Client, tubes: int) -> dict[str, Any]:

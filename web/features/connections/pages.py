@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from flask import Flask, render_template, request, url_for
 
-from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.client import Client
+from greenstalk_server.core.jobs.job import MAX_ID
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.connections.connections import Connections, connection_with_jobs
-from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.features.connections.connections import Connections
+from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.api.values import instant
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.framework.sorting import Head, Heads, Order, order_args, read_order
@@ -22,21 +19,15 @@ from greenstalk_server.web.reads.connections import (
     BY_NUMBER,
     MAX_FILTER_LENGTH,
     MAX_SCANNED_JOBS,
-    MAX_TUBES_LISTED,
     SORTS,
-    find_client,
     order_words,
 )
-from greenstalk_server.web.reads.policies import hold_text
 
 MAX_ROWS: Final = 100
 """Maximum connections on the page. Users find the others with the filter."""
 
 MAX_JOBS_IN_ROW: Final = 3
 """Held jobs shown per row."""
-
-MAX_HOLDS: Final = 5
-"""Maximum number of held tubes that the page of a connection shows."""
 
 COLUMNS: Final = (
     ("connection", "Connection", "Its number and address", "number"),
@@ -54,10 +45,9 @@ PARTS: Final = ("figures", "jobs", "tubes", "facts")
 
 
 class ConnectionPages:
-    """The pages of one broker's connections."""
+    """The pages of connections."""
 
-    def __init__(self, broker: Broker, clock: Clock, connections: Connections) -> None:
-        self._broker: Broker = broker
+    def __init__(self, clock: Clock, connections: Connections) -> None:
         self._connections: Connections = connections
         self._clock: Clock = clock
 
@@ -88,7 +78,7 @@ class ConnectionPages:
         }
 
     def connection(self) -> str:
-        """Serve `/connection?number=`."""
+        """Serve `/connection?number=`. May switch."""
         return render_template("connection.html", **self._details(request.args, self._clock()))
 
     def connection_state(self, args: Fields, now: int) -> State:
@@ -110,13 +100,11 @@ class ConnectionPages:
         }
 
     def _details(self, given: Fields, now: int) -> dict[str, Any]:
-        """Return one connection, for the template. Switches if there are several shards."""
-        client = find_client(self._broker, given)
-        connection = connection_with_jobs(client, now)
-        self._connections.add_parts(connection)
+        """Return one connection, for the template. Switches if there are several processes."""
+        found = self._connections.find(fields.number(given, "number", 1, MAX_ID))
         return {
-            "connection": connection,
-            "holds": _holds(client, now),
+            "connection": found.connection,
+            "holds": found.holds,
             "scanned_jobs": MAX_SCANNED_JOBS,
             "now": instant(now),
         }
@@ -126,16 +114,6 @@ def _heads(query: str, order: Order) -> list[Head]:
     page, kept = url_for("connections"), {"q": query} if query else {}
     heads = Heads(order, BY_NUMBER, lambda sorting: f"{page}?{urlencode(kept | sorting)}")
     return [heads.head(*column) for column in COLUMNS]
-
-
-def _holds(client: Client, now: int) -> list[tuple[str, str]]:
-    """Return the first watched tubes whose ready jobs a policy holds back while *client* waits, with the reasons."""
-    if not client.is_waiting:
-        return []
-    sees = principal().sees
-    watched = [tube for tube in islice(client.watched.values(), MAX_TUBES_LISTED) if sees(tube.name)]
-    found = [(tube.name.decode(), hold_text(tube, now)) for tube in watched]
-    return [("Held back", f"{name}: {hold}") for name, hold in found if hold][:MAX_HOLDS]
 
 
 def _summary(shown: int, matched: int, total: int, query: str, order: Order) -> str:

@@ -17,6 +17,7 @@ from greenstalk_server.web.features.history.visible import visible_stats
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.shards import Shards
+from greenstalk_server.web.reads.fronts import FrontFigures, Fronts, limited_with, with_fronts
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 SUMMED: Final = ("cmd_", "current_", "total_", "job_timeouts", "rusage_", "binlog_records_")
@@ -69,7 +70,10 @@ class Figures(NamedTuple):
 class WholeFigures:
     """The figures and the history of all shards."""
 
-    def __init__(self, broker: Broker, clock: Callable[[], int], history: History, shards: Shards) -> None:
+    def __init__(
+        self, broker: Broker, clock: Callable[[], int], history: History, shards: Shards, fronts: Fronts
+    ) -> None:
+        self._fronts: Fronts = fronts
         self._broker: Broker = broker
         self._clock: Callable[[], int] = clock
         self._history: History = history
@@ -79,12 +83,13 @@ class WholeFigures:
         shards.answer(COLUMNS, lambda span, ago: self._summable(SPANS[span], ago))
 
     def read(self, now: int) -> Figures:
-        """Return the figures that the principal may see, of the shards that can be reached. May switch."""
-        own = self._own(now)
-        if not self._shards.others:
-            return own
-        answers = self._shards.ask_others(QUESTION)
-        return _merged([own, *[_parsed(answer) for answer in answers.values()]], [self._shards.own, *answers])
+        """Return the figures that the principal may see, of the processes that can be reached. May switch."""
+        figures = self._own(now)
+        if self._shards.others:
+            answers = self._shards.ask_others(QUESTION)
+            parts = [figures, *[_parsed(answer) for answer in answers.values()]]
+            figures = _merged(parts, [self._shards.own, *answers])
+        return _with_fronts(figures, self._fronts.standbys())
 
     def columns(self, span: Span, ago: int = 0) -> Columns:
         """Return all series of the whole server, as History.columns does, of the shards that can be reached. Switches.
@@ -109,7 +114,7 @@ class WholeFigures:
         broker, who = self._broker, principal()
         stats, rates = visible_stats(broker, self._history, now)
         bodies = broker.bodies
-        return Figures(
+        figures = Figures(
             stats=stats,
             rates=rates,
             journal=broker.journal.stats(),
@@ -130,6 +135,14 @@ class WholeFigures:
             dead_letters=self._dead_letter_tubes.count_jobs(who.sees),
             sparks={name: self._history.spark(None, name) if who.sees_all else [] for name in TRENDS},
         )
+        return _with_fronts(figures, self._fronts.own())
+
+
+def _with_fronts(figures: Figures, fronts: Sequence[FrontFigures]) -> Figures:
+    """Return *figures* with those of *fronts* added."""
+    if not fronts:
+        return figures
+    return figures._replace(stats=with_fronts(figures.stats, fronts), limited=limited_with(figures.limited, fronts))
 
 
 def added(some: Sequence[float], others: Sequence[float]) -> list[float]:

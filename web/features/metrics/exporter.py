@@ -33,7 +33,8 @@ from greenstalk_server.web.features.metrics.ledger import TubeCounters
 from greenstalk_server.web.features.metrics.shard_metrics import BodyValues, MetricsReader, ShardMetrics
 from greenstalk_server.web.framework.access import require_full_view
 from greenstalk_server.web.framework.cooperative import Pace, in_batches
-from greenstalk_server.web.framework.shards import ALONE, Shards
+from greenstalk_server.web.framework.shards import Shards
+from greenstalk_server.web.reads.fronts import Fronts
 
 PREFIX: Final = "greenstalk_"
 
@@ -97,10 +98,11 @@ class Metrics:
         clock: Clock,
         requests: Histogram,
         attention: ConditionMonitor,
+        shards: Shards,
+        fronts: Fronts,
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
         alerts: Alerts | None = None,
-        shards: Shards = ALONE,
     ) -> None:
         """Read *broker*, *alerts* and the other *shards* at each scrape.
 
@@ -111,7 +113,7 @@ class Metrics:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._has_shards: bool = shards.count > 1
-        self._reader: MetricsReader = MetricsReader(broker, clock, directory, shards)
+        self._reader: MetricsReader = MetricsReader(broker, clock, directory, shards, fronts)
         self._requests: Histogram = requests
         self._attention: ConditionMonitor = attention
         self._role: Callable[[], ClusterStatus] | None = role

@@ -21,6 +21,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.conditions.monitor import free_bytes
 from greenstalk_server.web.features.metrics.ledger import OTHER, CounterAccounts, Totals, TubeCounters, sum_gauges
 from greenstalk_server.web.framework.shards import Shards
+from greenstalk_server.web.reads.fronts import FrontFigures, Fronts, limited_with
 from greenstalk_server.web.reads.jobs.moving import moves_of
 
 QUESTION: Final = "metrics"
@@ -71,8 +72,9 @@ class ShardMetrics(Struct):
 class MetricsReader:
     """Reads the values of all shards."""
 
-    def __init__(self, broker: Broker, clock: Clock, directory: str | None, shards: Shards) -> None:
+    def __init__(self, broker: Broker, clock: Clock, directory: str | None, shards: Shards, fronts: Fronts) -> None:
         """*directory* is the directory of the journal; None without one."""
+        self._fronts: Fronts = fronts
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._directory: str | None = directory
@@ -82,19 +84,19 @@ class MetricsReader:
         shards.answer(QUESTION, self._own)
 
     def read(self) -> ShardMetrics:
-        """Return the values of the shards that can be reached. Switches."""
-        own = self._own()
-        if not self._shards.others:
-            return own
-        answers = self._shards.ask_others(QUESTION).values()
-        return _sum([own, *[msgspec.convert(answer, ShardMetrics, str_keys=True) for answer in answers]])
+        """Return the values of the processes that can be reached. Switches."""
+        values = self._own()
+        if self._shards.others:
+            answers = self._shards.ask_others(QUESTION).values()
+            values = _sum([values, *[msgspec.convert(answer, ShardMetrics, str_keys=True) for answer in answers]])
+        return _with_fronts(values, self._fronts.standbys())
 
     def _own(self) -> ShardMetrics:
         broker = self._broker
         with self._scraping:
             rows, totals = self._ledger.scrape()
         journal, bodies, counters = broker.journal.stats(), broker.bodies, broker.counters
-        return ShardMetrics(
+        values = ShardMetrics(
             tubes=rows,
             times=_times(totals),
             commands={command: getattr(counters, name) for name, command in COMMANDS.items()},
@@ -124,6 +126,25 @@ class MetricsReader:
                 is_full=not bodies.has_room(0),
             ),
         )
+        return _with_fronts(values, self._fronts.own())
+
+
+def _with_fronts(values: ShardMetrics, fronts: Sequence[FrontFigures]) -> ShardMetrics:
+    """Return *values* with those of *fronts* added."""
+    for front in fronts:
+        stats = front.stats
+        commands = {command: stats[name] for name, command in COMMANDS.items()}
+        roles = {
+            "any": stats["current_connections"],
+            "producer": stats["current_producers"],
+            "worker": stats["current_workers"],
+            "waiting": stats["current_waiting"],
+        }
+        values.commands = _sum_counts([values.commands, commands])
+        values.connections = _sum_counts([values.connections, roles])
+        values.total_connections += stats["total_connections"]
+    values.limited = limited_with(values.limited, fronts)
+    return values
 
 
 def _times(totals: Totals) -> tuple[DurationValues, DurationValues]:

@@ -83,7 +83,7 @@ class Processes:
             uptime=(self._clock() - facts.started_at) // SECOND,
             jobs=len(broker.jobs),
             tubes=sum([self._shards.owns(name) for name in broker.tubes]),
-            connections=len(broker.clients) - broker.remote_count,
+            connections=sum([len(each.clients) - each.remote_count for each in self._shards.brokers]),
             cpu_seconds=sum(facts.rusage()),
             memory=memory[0] if memory is not None else None,
             unlinked=self._shards.unlinked(),

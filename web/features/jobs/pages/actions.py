@@ -17,12 +17,13 @@ from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.travel import is_moving
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changed, Operations, Put
 from greenstalk_server.web.changes.saved_changes import Recording
+from greenstalk_server.web.features.connections.connections import Connections
 from greenstalk_server.web.features.jobs.pages.details import reservation
 from greenstalk_server.web.features.jobs.pages.edit import edit_page, read_changes, submitted_form, version
 from greenstalk_server.web.framework import fields, text
@@ -31,7 +32,6 @@ from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.framework.notices import NO_UNDO
 from greenstalk_server.web.framework.presets import pause_seconds
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.reads.connections import find_client
 from greenstalk_server.web.reads.jobs.bodies import load_job_with_body
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.reads.lookup import find_job, find_tube
@@ -64,11 +64,14 @@ class Actions:
     *commit* waits until every change is as durable as an acknowledged command. It returns False on timeout, else True.
     """
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations, connections: Connections
+    ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
         self._operations: Operations = operations
+        self._connections: Connections = connections
 
     def init_app(self, app: Flask) -> None:
         """Add the actions to *app*."""
@@ -227,13 +230,11 @@ class Actions:
     @open_to(ADMIN)
     def connection_close(self) -> Response:
         """`number`, `confirm`: close the connection; the jobs that it holds become ready. Switches."""
-        client = find_client(self._broker, request.form)
-        if request.form.get("confirm") != str(client.number):
-            raise BadRequest(
-                f"“confirm” is missing. Tick the box on the page of connection {client.number} to close it."
-            )
-        self._operations.close(client)
-        return _redirect("connections", self._query("closed", client.number))
+        number = fields.number(request.form, "number", 1, MAX_ID)
+        if request.form.get("confirm") != str(number):
+            raise BadRequest(f"“confirm” is missing. Tick the box on the page of connection {number} to close it.")
+        self._connections.close(number)
+        return _redirect("connections", self._query("closed", number))
 
     # Helpers
 
