@@ -12,6 +12,7 @@ from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .test_browser_bulk import kept_busy, put_many
+from .test_browser_layout import LINES
 from .test_job_actions import BODIES
 from .visit import WITH_AND_WITHOUT_SCRIPTS, Clients, follow, notice_text, press
 
@@ -126,7 +127,7 @@ def test_page_of_a_job_and_list_of_connections_follow_the_queue(
     chromium: Browser, daemon: Daemon, clients: Clients
 ) -> None:
     [id] = clients.put(b"x", ttr=600)
-    with chromium.tab(daemon.dashboard) as job, chromium.tab(daemon.dashboard) as list_of_all:
+    with chromium.tab(daemon.dashboard) as job, chromium.tab(daemon.dashboard, 1024) as list_of_all:
         job.page.goto(f"{daemon.dashboard}job?id={id}")
         list_of_all.page.goto(f"{daemon.dashboard}connections?q={clients.tube}")
         job.page.wait_for_selector("text=No worker has reserved this job yet.")
@@ -136,8 +137,13 @@ def test_page_of_a_job_and_list_of_connections_follow_the_queue(
         clients.worker.bury(held)
         job.page.wait_for_selector(".life [data-state=buried]")
         job.page.wait_for_selector("text=Last held by connection")
-        with greenstalk.Client(("127.0.0.1", daemon.port), watch=clients.tube):
+        with greenstalk.Client(("127.0.0.1", daemon.port), use=clients.tube, watch=clients.tube) as other_client:
             list_of_all.page.wait_for_selector(".connections tbody tr:nth-child(3)")
+            other_client.put("y")
+            other_client.delete(other_client.reserve())
+            list_of_all.page.get_by_role("cell", name="producer and worker").wait_for()
+            lines = list_of_all.page.evaluate(f"[...document.querySelectorAll('td.role')].map({LINES})")
+            assert sorted(lines) == [1, 1, 2]
         list_of_all.page.wait_for_selector(".connections tbody tr:nth-child(3)", state="detached")
         assert not job.page.is_visible("text=This job was edited after")
         with chromium.tab(daemon.dashboard) as other:
