@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 import yaml
 
 from greenstalk_server.core.tube_shards import shard_of_tube
@@ -102,9 +103,10 @@ def test_clients_behind_haproxy_continue_at_another_server_when_one_dies(cluster
             changes[f"{address}:11300 check port 8080"] = f"127.0.0.1:{node.port} check port {node.web_port}"
         path = tmp_path / "haproxy.cfg"
         path.write_text(replaced("haproxy.cfg", changes))
-        stack.enter_context(
-            ending(subprocess.Popen(["haproxy", "-q", "-db", "-f", str(path)], stdin=subprocess.DEVNULL))
-        )
+        log = stack.enter_context((tmp_path / "haproxy.log").open("w+"))
+        stack.callback(lambda: print(Path(log.name).read_text()))  # shown if the test fails
+        command = ["haproxy", "-db", "-f", str(path)]
+        stack.enter_context(ending(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)))
         by_pid = {node.process.pid: node for node in nodes.nodes}
         clients: dict[int, Connection] = {}
 
@@ -122,12 +124,19 @@ def test_clients_behind_haproxy_continue_at_another_server_when_one_dies(cluster
                 put(client, tube)
         dying = next(pid for pid, node in by_pid.items() if f"127.0.0.1:{node.port}" in owners(cluster))
         by_pid[dying].kill()
-        living = [client for pid, client in clients.items() if pid != dying]
-        with suppress(Gone), Connection(port, 40.0) as first:  # HAProxy may close that by which it notices the death
-            assert server_of(first) != dying
-        for _ in range(6):
-            living.append(stack.enter_context(Connection(port, 40.0)))
-            assert server_of(living[-1]) != dying
+        with pytest.raises((Gone, ConnectionError)):
+            clients.pop(dying).read_line()
+        living, closed = list(clients.values()), 0
+        while len(living) < 8:  # with a connection more than the dead server, the others are no longer preferred
+            client = stack.enter_context(Connection(port, 40.0))
+            try:
+                assert server_of(client) != dying
+            except Gone:  # HAProxy may close the connection by which it notices the death
+                closed += 1
+                assert closed == 1
+            else:
+                living.append(client)
+        assert " is DOWN" in Path(log.name).read_text()
         for client in living:
             for tube in TUBES:
                 put(client, tube)
