@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -57,6 +58,9 @@ class FailingDisk:
     Its image is a sparse file on a tmpfs that is smaller than the image. When the tmpfs is full, the kernel cannot
     write to parts of the image that are not allocated. Only the next fdatasync reports this error, and the kernel
     then treats the pages as written.
+
+    A loop device reports success if the first page of a write is allocated, and the others are not. So a free block of
+    the disk must not be in an allocated page: blocks have the size of pages, and `break_down` trims the free ones.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,7 +76,8 @@ class FailingDisk:
         with tmpfs(self._back, BACK_SIZE):
             with self._image.open("wb") as image:
                 image.truncate(FRONT_SIZE)
-            _run("mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard", str(self._image))
+            flags = ("-q", "-b", str(mmap.PAGESIZE), "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard")
+            _run("mkfs.ext4", *flags, str(self._image))
             self._attach()
             try:
                 yield self
@@ -81,6 +86,7 @@ class FailingDisk:
 
     def break_down(self) -> None:
         """Let writes fail from now on."""
+        _run("fstrim", str(self.path))
         fill(self._back / "filler")
 
     def mend(self) -> None:
