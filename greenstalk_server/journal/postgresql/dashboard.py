@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from greenstalk_server.journal.postgresql.connection import DatabaseConnection, NotLeader
+from greenstalk_server.journal.postgresql.connection import DatabaseConnection, DatabaseUnavailable, NotLeader
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.schema import TABLES_LOCK
 
@@ -107,9 +107,13 @@ class DashboardRows:
             self._run(_TRIM, (kind, last, *leader))
 
     def _run(self, query: str, parameters: Sequence[Any], size: int = 0) -> list[Any]:
+        """Run a statement, and repeat it in a new session if its session breaks, which harms no statement here."""
         if not self._is_there:
             self._create()
-        return self.connection.run(query, parameters, size)
+        try:
+            return self.connection.run(query, parameters, size)
+        except DatabaseUnavailable:
+            return self.connection.run(query, parameters, size)
 
     def _create(self) -> None:
         """Create the table if it is missing: even `IF NOT EXISTS` needs the privilege to create tables."""
