@@ -17,7 +17,7 @@ QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard 
 WORKERS := 5
 # Python compiles what it imports: pip would compile everything, which takes 7 s of CPU more. The environment has setuptools:
 # for each of the two distributions, pip would install it in another environment.
-INSTALL := GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --no-build-isolation
+INSTALL := GREENSTALK_PURE=1 $(BIN)/pip install --quiet --no-compile --no-build-isolation --no-warn-conflicts
 # The server that the benchmark measures, pure and compiled.
 SERVER := $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} {web}
 # Compile the core unless that has been done for these sources.
@@ -166,13 +166,10 @@ $(VENV)/.installed: $(PACKAGING) | $(VENV)/.made
 	$(INSTALL) --editable ./greenstalk_client --editable '.[compile]'
 	@touch $@
 
-$(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
-	$(INSTALL) --editable ./greenstalk_client --editable '.[dev]'
-	@touch $@ $(VENV)/.installed
-
-$(VENV)/.installed-site: $(PACKAGING) | $(VENV)/.made
-	$(INSTALL) --editable ./greenstalk_client --editable '.[site]'
-	@touch $@ $(VENV)/.installed
+# The distributions are installed by now: pip adds the packages that the extra names.
+$(VENV)/.installed-%: $(VENV)/.installed
+	$(INSTALL) 'greenstalk-server[$*]'
+	@touch $@
 
 # Install the Debian packages that a target needs, as root; else fail with the command that installs them.
 need-%:
