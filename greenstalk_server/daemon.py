@@ -25,6 +25,7 @@ from gevent.lock import BoundedSemaphore
 
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.cluster.control import ControlSocket
+from greenstalk_server.cluster.extra_server import ExtraServers
 from greenstalk_server.cluster.placement import ACCEPTING as CHILD_ACCEPTING
 from greenstalk_server.cluster.placement import READY as CHILD_READY
 from greenstalk_server.cluster.placement import STOPPING as CHILD_STOPPING
@@ -328,6 +329,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     server, links, files = _front_server(options, resources, membership, listener, candidate.clock)
     lifetime.on_drain, lifetime.on_lease = server.drain, server.serve_for
     links.on_rival, membership.on_forgotten = lifetime.note_rival, lifetime.note_forgotten
+    _watch_shards(options, resources, membership, lifetime.request_exit)
     tune_gc()
     server.start()
     membership.start()
@@ -355,6 +357,16 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     membership.stop()
     if not lifetime.is_exiting:
         lifetime.execute_again()
+
+
+def _watch_shards(
+    options: Options, resources: _Resources, membership: Membership, request_exit: Callable[[], None]
+) -> None:
+    """Tell the parent, if there is one, which shards lack a server, and end this one if it is extra and not needed."""
+    parent, placement = resources.parent, resources.placement
+    if parent is not None and placement is not None:
+        end = request_exit if placement.is_extra else None
+        membership.on_read = ExtraServers(membership, options.lease_ns / SECOND, parent.report, end).look
 
 
 def _front_server(

@@ -52,6 +52,7 @@ class Membership:
     snapshot    the last answer of the database.
     read_at     time of that answer, by the monotonic clock.
     on_change   called in the event loop when an owner or an address has changed.
+    on_read     called after each read; may switch, and raise OSError.
     on_forgotten    called when the others have counted this process as dead: its clients have lost their jobs.
     leads       whether this process leads its shard.
     """
@@ -63,6 +64,7 @@ class Membership:
         self.snapshot: Snapshot
         self.read_at: float
         self.on_change: Callable[[], None] = _ignore
+        self.on_read: Callable[[], None] = _ignore
         self.on_forgotten: Callable[[], None] = _ignore
         self.leads: bool = False
         self._members: Members = members
@@ -227,6 +229,7 @@ class Membership:
                     self._report()
                 self._note(run_in_thread(self._members.read))
                 self._forget_silent()
+                self.on_read()
                 is_failing = False
             except OSError as error:
                 if not is_failing:
@@ -276,4 +279,4 @@ class Membership:
 
 
 def _ignore() -> None:
-    """Stand in for `Membership.on_change` and `on_forgotten`."""
+    """Stand in for `Membership.on_change`, `on_read` and `on_forgotten`."""

@@ -11,6 +11,7 @@ The parent keeps its privileges, as it needs them to restart a child. The childr
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import secrets
@@ -35,6 +36,7 @@ from greenstalk_server.cluster.placement import (
     PLACEMENT,
     READY,
     STOPPING,
+    VACANT,
     Placement,
     ShardPlacement,
 )
@@ -55,6 +57,7 @@ from greenstalk_server.runtime.exit_codes import (
     EXIT_USAGE,
     StartError,
 )
+from greenstalk_server.runtime.memory import memory_use, process_memory
 from greenstalk_server.runtime.process import (
     FIRST_INHERITED_FD,
     acting_as,
@@ -76,6 +79,12 @@ STABLE_AFTER: Final = 10.0
 STOP_TIMEOUT: Final = 20.0
 """Seconds after which a child that was asked to stop is killed. A child has 10 s for its connections, then 1 s
 for its dashboard, and commits."""
+
+FOLLOWS_AFTER: Final = 2.0
+"""Seconds after READY in which an extra server begins to follow a shard, and the others notice it."""
+
+EXTRA_DELAY: Final = 10.0
+"""Seconds after the death of an extra server in which no other one is started."""
 
 LOCK_TIMEOUT: Final = 20.0
 """Seconds to wait for the children of a killed parent, which are stopping and still hold the locks of shards."""
@@ -123,11 +132,16 @@ def run(options: Options, listeners: Sequence[Listening], environ: Mapping[str, 
         with acting_as(options.user) if options.user is not None else nullcontext():
             if options.journal is not None:
                 sockets = str(_links_directory(None, options.processes, at_exit)) if options.link is None else ""
-                placements = [replace(first, number=number, sockets=sockets) for number in range(options.processes)]
-                children = [_Child(placement, fds, environ) for placement in placements]
+
+                def make_server(number: int) -> _Child:
+                    return _Child(replace(first, number=number, sockets=sockets), fds, environ)
+
+                children = [make_server(number) for number in range(options.processes)]
+                make_extra = make_server
             else:
                 children = _children_with_shards(options, first, fds, environ, at_exit)
-        parent = _Parent(children, lambda: _announce(options, listeners), environ)
+                make_extra = None
+        parent = _Parent(children, lambda: _announce(options, listeners), environ, make_extra)
         return parent.run()
 
 
@@ -215,6 +229,8 @@ class _Child:
     """One child: its process, its socket, and when it is restarted.
 
     name        its name in messages.
+    number      its number, from 0.
+    is_extra    whether it is an extra server: see extra_server.
     pid         0 while there is no process.
     process     random id of this start of the process; empty while there is no process.
     control     the parent's end of the socket pair; None while there is no process.
@@ -222,6 +238,7 @@ class _Child:
     has_started whether it, or an earlier process in its place, has reported ACCEPTING or READY.
     is_ready    whether it has reported READY.
     was_ready   whether it, or an earlier process in its place, has reported READY.
+    ready_at    time of the last READY, by the monotonic clock.
     failure     the message of its failed start.
     due_at      time of the next start, by the monotonic clock.
     """
@@ -229,6 +246,8 @@ class _Child:
     def __init__(self, placement: Placement, fds: Sequence[int], environ: Mapping[str, str]) -> None:
         """*fds* are the sockets of clients, and the link socket if any, in the order of inheritance."""
         self.name: str = placement.name
+        self.number: int = placement.number
+        self.is_extra: bool = placement.is_extra
         self.pid: int = 0
         self.process: str = ""
         self.control: socket.socket | None = None
@@ -236,6 +255,7 @@ class _Child:
         self.has_started: bool = False
         self.is_ready: bool = False
         self.was_ready: bool = False
+        self.ready_at: float = 0.0
         self.failure: str = ""
         self.due_at: float = 0.0
         self._delay: float = 0.0
@@ -323,9 +343,21 @@ class _Child:
 class _Parent:
     """Runs the children until all have stopped."""
 
-    def __init__(self, children: Sequence[_Child], announce: Callable[[], None], environ: Mapping[str, str]) -> None:
-        """*announce* is called when all children have started: clients may connect."""
-        self._children: Sequence[_Child] = children
+    def __init__(
+        self,
+        children: list[_Child],
+        announce: Callable[[], None],
+        environ: Mapping[str, str],
+        make_extra: Callable[[int], _Child] | None,
+    ) -> None:
+        """*announce* is called when all children have started: clients may connect.
+
+        *make_extra* returns an extra server of a number; None: children cannot report vacant shards.
+        """
+        self._children: list[_Child] = children
+        self._make_extra: Callable[[int], _Child] | None = make_extra
+        self._no_extra_before: float = 0.0  # time, by the monotonic clock
+        self._is_memory_short: bool = False  # no extra server was started for lack of memory, and this was logged
         self._announce: Callable[[], None] = announce
         self._environ: Mapping[str, str] = environ
         self._exit_code: int = EXIT_OK
@@ -419,9 +451,49 @@ class _Parent:
                 child.is_ready = False
             elif report.startswith(FAILED):
                 child.failure = report.removeprefix(FAILED).decode(errors="replace")
+            elif report.startswith(VACANT) and self._stops_by is None:
+                self._start_extra(json.loads(report.removeprefix(VACANT)), time.monotonic())
+
+    def _start_extra(self, vacant: Sequence[int], now: float) -> None:
+        """Start an extra server for each of the *vacant* shards that lacks one, if there is memory.
+
+        One that was started before counts as for one of them until it has had time to follow it.
+        """
+        extra = [child for child in self._children if child.is_extra]
+        coming = [child for child in extra if not child.is_ready or now < child.ready_at + FOLLOWS_AFTER]
+        if self._make_extra is None or now < self._no_extra_before or len(coming) >= len(vacant):
+            return
+        shards, started = ", ".join(map(str, vacant)), list[str]()
+        for number in range(len(coming), len(vacant)):
+            problem = self._memory_problem(number + 1)
+            if problem and not self._is_memory_short:
+                log.error("shards without owner and standby: %s; cannot start an extra server: %s", shards, problem)
+            self._is_memory_short = bool(problem)
+            if problem:
+                break
+            used = {each.number for each in self._children}
+            child = self._make_extra(min(set(range(len(used) + 1)) - used))
+            self._children.append(child)
+            child.start()
+            started.append(child.name)
+        if started:
+            names = ", ".join(started)
+            log.warning("shards without owner and standby: %s; started until others return: %s", shards, names)
+
+    def _memory_problem(self, count: int) -> str:
+        """Return why there is too little memory for *count* extra servers; empty if there is enough, or nobody knows.
+
+        Each may take as much as the largest server. The same must be left then.
+        """
+        sizes = [found[0] for child in self._children if child.pid and (found := process_memory(child.pid))]
+        use, needed = memory_use(), (count + 1) * max(sizes, default=0)
+        if use is None or use.total - use.used >= needed:
+            return ""
+        return f"{(use.total - use.used) // 2**20} MiB of memory are free, and {needed // 2**20} MiB are needed"
 
     def _note_ready(self, child: _Child) -> None:
         child.is_ready = child.was_ready = True
+        child.ready_at = time.monotonic()
         for number in self._pending:
             child.send_signal(number)
 
@@ -432,7 +504,7 @@ class _Parent:
 
     def _reap(self) -> None:
         """Note which children have ended."""
-        for child in self._children:
+        for child in list(self._children):
             if child.pid:
                 pid, status = os.waitpid(child.pid, os.WNOHANG)
                 if pid:
@@ -443,14 +515,23 @@ class _Parent:
         """Handle the end of *child* with the exit *code*, or by the signal -*code*."""
         pid = child.pid
         child.end()
+        if child.is_extra:
+            self._children.remove(child)
         if self._stops_by is not None:
+            return
+        if code == EXIT_OK and child.is_extra:
+            log.info("%s, an extra one: process %d has ended", child.name, pid)
             return
         if code == EXIT_OK:  # it has handed over, or was stopped alone
             log.info("%s: process %d has ended; it is started again", child.name, pid)
             return
         how = f"exited with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         reason = f": {child.failure}" if child.failure else ""
-        if code in FINAL_CODES and not child.was_ready:
+        if child.is_extra:
+            self._no_extra_before = time.monotonic() + EXTRA_DELAY
+            message = "%s, an extra one: process %d %s%s; it is not restarted, and its clients have to reconnect"
+            log.error(message, child.name, pid, how, reason)
+        elif code in FINAL_CODES and not child.was_ready:
             log.critical("%s cannot start: the server exits%s", child.name, reason, extra={"exit_code": code})
             self._exit_code = code
             self._stop()

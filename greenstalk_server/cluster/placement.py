@@ -27,8 +27,10 @@ ACCEPTING: Final = b"ACCEPTING"
 READY: Final = b"READY"
 STOPPING: Final = b"STOPPING"
 FAILED: Final = b"FAILED "
+VACANT: Final = b"VACANT "
 """Reports of a child to its parent, each one a packet. A server of a cluster is ACCEPTING before it has reached the
-database, and READY after that. The message of a failed start follows FAILED."""
+database, and READY after that. The message of a failed start follows FAILED, and the numbers of the shards that have
+neither an owner nor a standby follow VACANT, as JSON."""
 
 MAX_REPORT: Final = 4096
 """Bytes of a report; a longer message is cut."""
@@ -71,8 +73,8 @@ class ShardPlacement:
 class Placement:
     """One process of a parent, and the file descriptors that it has inherited.
 
-    number      number of the process, from 0.
-    count       number of processes.
+    number      number of the process, from 0; an extra server has one that is not below `count`.
+    count       number of processes without extra ones.
     process     random id of this start of the process.
     listeners   name of each inherited socket of clients, and whether it uses TLS.
     control_fd  socket to the parent, which ends when the parent ends.
@@ -113,6 +115,11 @@ class Placement:
     def name(self) -> str:
         """Name of the process in the log of its parent."""
         return f"server {self.number + 1}" if self.shard is None else f"shard {self.number}"
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether this is an extra server: see extra_server."""
+        return self.number >= self.count
 
     @property
     def log_field(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The memory of this process, and of the machine or the control group (cgroup v2) that limits it."""
+"""The memory of a process, and of the machine or the control group (cgroup v2) that limits this one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class MemoryUse(NamedTuple):
     total: int
 
 
-def process_memory() -> tuple[int, int] | None:
-    """Return the resident bytes of this process, and the resident bytes that it does not share (proc(5), statm).
+def process_memory(pid: int | None = None) -> tuple[int, int] | None:
+    """Return the resident bytes of a process, and the resident bytes that it does not share (proc(5), statm).
 
-    None if the system does not say.
+    *pid* None is this process. Return None if the system does not say.
     """
     try:
-        fields = (PROC / "self" / "statm").read_text().split()
+        fields = (PROC / ("self" if pid is None else str(pid)) / "statm").read_text().split()
     except OSError:
         return None
     page = resource.getpagesize()
