@@ -57,7 +57,7 @@ from greenstalk_server.runtime.exit_codes import (
     EXIT_USAGE,
     StartError,
 )
-from greenstalk_server.runtime.memory import memory_use, process_memory
+from greenstalk_server.runtime.memory import free_memory, process_memory
 from greenstalk_server.runtime.process import (
     FIRST_INHERITED_FD,
     acting_as,
@@ -486,10 +486,10 @@ class _Parent:
         Each may take as much as the largest server. The same must be left then.
         """
         sizes = [found[0] for child in self._children if child.pid and (found := process_memory(child.pid))]
-        use, needed = memory_use(), (count + 1) * max(sizes, default=0)
-        if use is None or use.total - use.used >= needed:
+        free, needed = free_memory(), (count + 1) * max(sizes, default=0)
+        if free is None or free >= needed:
             return ""
-        return f"{(use.total - use.used) // 2**20} MiB of memory are free, and {needed // 2**20} MiB are needed"
+        return f"{free // 2**20} MiB of memory are free, and {needed // 2**20} MiB are needed"
 
     def _note_ready(self, child: _Child) -> None:
         child.is_ready = child.was_ready = True

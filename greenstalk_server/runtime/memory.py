@@ -50,6 +50,11 @@ def memory_use(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, cgroups: Path = C
     return max(found, key=lambda use: use.used / use.total, default=None)
 
 
+def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, cgroups: Path = CGROUPS) -> int | None:
+    """Return the bytes that both the machine and the limits of control groups leave; None if that is not reported."""
+    return min([use.total - use.used for use in (*_machine(meminfo), *_control_groups(cgroup, cgroups))], default=None)
+
+
 def _machine(meminfo: Path) -> Iterator[MemoryUse]:
     try:
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())

@@ -24,7 +24,6 @@ from greenstalk_server.cluster.membership import Membership
 from greenstalk_server.cluster.placement import VACANT, Placement
 from greenstalk_server.core.tube_shards import shard_of_tube
 from greenstalk_server.journal.postgresql.members import Process, ShardState, Snapshot
-from greenstalk_server.runtime.memory import MemoryUse
 from tests.support.cluster import Cluster
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon, environment
 from tests.support.load import Connection
@@ -221,13 +220,13 @@ def test_extra_server_needs_memory(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     family = parent._Parent([make(0), make(1)], lambda: None, {}, make)
     family._children[0].start()
     size = psutil.Process().memory_info().rss
-    monkeypatch.setattr(parent, "memory_use", lambda: MemoryUse(0, size))
+    monkeypatch.setattr(parent, "free_memory", lambda: size)
     for _ in range(2):
         family._start_extra([1, 3], 100.0)
     assert started == [0]
     [refusal] = caplog.messages
     assert refusal.startswith("shards without owner and standby: 1, 3; cannot start an extra server: ")
-    monkeypatch.setattr(parent, "memory_use", lambda: MemoryUse(0, 4 * size))
+    monkeypatch.setattr(parent, "free_memory", lambda: 4 * size)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             family._start_extra([1, 3], 100.0)

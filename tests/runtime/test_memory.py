@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.runtime.memory import MemoryUse, memory_use
+from greenstalk_server.runtime.memory import MemoryUse, free_memory, memory_use
 
 MEMINFO = "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  400 kB\n"
 
@@ -42,11 +42,12 @@ def test_larger_share_of_the_machine_counts(files: tuple[Path, Path, Path]) -> N
     files[1].write_text("0::/\n")
     write_group(files[2], limit="1000", current=500, inactive_file=50)
     assert memory_use(*files) == MemoryUse(600 * 1024, 1000 * 1024)
+    assert free_memory(*files) == 550
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemTotal: x\nMemAvailable: 1 kB\n", "MemTotal:\n", "junk"])
 def test_unreadable_files_report_nothing(files: tuple[Path, Path, Path], text: str) -> None:
-    assert memory_use(*files) is None
+    assert memory_use(*files) is None and free_memory(*files) is None
     files[0].write_text(text)
     files[1].write_text("0::/../../etc\n")
     assert memory_use(*files) is None
