@@ -333,7 +333,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
     tune_gc()
     server.start()
     membership.start()
-    candidate.is_front, candidate.unreached = True, links.unreached
+    candidate.is_front, candidate.unreached, membership.relays = True, links.unreached, links.relays
     if web_server is not None:
         files.open, web_server.files = files.open + web_server.files.open, files
     dashboard: Dashboard | None = None

@@ -219,6 +219,14 @@ class ClusterServer(msgspec.Struct):
     behind: float | None
 
 
+class RelayedLink(msgspec.Struct):
+    """Two servers of a cluster that reach each other over a third one."""
+
+    server: str
+    peer: str
+    relay: str
+
+
 class Cluster(msgspec.Struct):
     """The shards and servers of a queue in a database, as they were *age* seconds ago."""
 
@@ -226,6 +234,7 @@ class Cluster(msgspec.Struct):
     age: float
     shards: list[Shard]
     servers: list[ClusterServer]
+    relayed: list[RelayedLink] = []
 
 
 class ShardMove(msgspec.Struct):

@@ -126,6 +126,10 @@ class Seats(Protocol):
     def is_reserved(self) -> bool:
         """Whether an operator wants another process to lead the shard of the lease."""
 
+    @property
+    def relayed_links(self) -> int:
+        """Number of links between processes of the queue that a third one relays."""
+
 
 Q = TypeVar("Q", bound=Queue)
 
@@ -276,6 +280,7 @@ class Candidate(Generic[Q]):
                 leadership.standbys,
                 self.is_front,
                 tuple(self.unreached()),
+                self._relayed_links(),
             )
         return ClusterStatus(
             False,
@@ -287,7 +292,11 @@ class Candidate(Generic[Q]):
             self._database_error or self._unanswered(),
             is_front=self.is_front,
             unreached=tuple(self.unreached()),
+            relayed_links=self._relayed_links(),
         )
+
+    def _relayed_links(self) -> int:
+        return self._seats.relayed_links if self._seats is not None and self.is_front else 0
 
     def _unanswered(self) -> str:
         """Return a message if the database has not answered for UNANSWERED_AFTER seconds; otherwise empty."""

@@ -55,6 +55,7 @@ class Membership:
     on_read     called after each read; may switch, and raise OSError.
     on_forgotten    called when the others have counted this process as dead: its clients have lost their jobs.
     leads       whether this process leads its shard.
+    relays      returns the processes over which this one reaches others, by the ids of these.
     """
 
     def __init__(self, members: Members, me: str) -> None:
@@ -67,6 +68,7 @@ class Membership:
         self.on_read: Callable[[], None] = _ignore
         self.on_forgotten: Callable[[], None] = _ignore
         self.leads: bool = False
+        self.relays: Callable[[], Mapping[str, str]] = dict
         self._members: Members = members
         self._shard: int | None = None
         self._free_since: dict[int, float] = {}
@@ -153,6 +155,11 @@ class Membership:
     def refresh(self) -> None:
         """Read soon, since another process has begun to lead a shard. Does not switch."""
         self._wake.set()
+
+    @property
+    def relayed_links(self) -> int:
+        """Number of links between processes of the queue that a third one relays."""
+        return len(self.snapshot.relayed_links())
 
     def request_move(self, shard: int, process: str) -> ShardMove:
         """Request a move as `shard_move.request_move` does. Switches; raise MoveRefused, or OSError."""
@@ -242,7 +249,7 @@ class Membership:
 
     def _report(self) -> None:
         self._reported_at = time.monotonic()
-        if not run_in_thread(self._members.report, self._shard, self.leads):
+        if not run_in_thread(self._members.report, self._shard, self.leads, self.relays()):
             self.on_forgotten()
 
     def _forget_silent(self) -> None:

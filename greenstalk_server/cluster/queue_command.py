@@ -27,6 +27,8 @@ def show_cluster(options: Options) -> int:
     print(f"queue {queue.name}, shards: {queue.shards}\n")
     print(_table(("shard", "owner", "epoch", "followers"), _shard_rows(snapshot)))
     print(_table(("process", "server", "machine", "links", "version", "state"), _process_rows(snapshot)), end="")
+    if relayed := snapshot.relayed_links():
+        print(f"\n{_table(('relayed link of', 'and', 'over'), iter(relayed))}", end="")
     return EXIT_OK
 
 

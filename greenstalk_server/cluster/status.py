@@ -23,6 +23,7 @@ class ClusterStatus:
     is_front    whether this server serves clients, be it the leader or not.
     standbys    the standbys of an active server: name, and seconds behind.
     unreached   shards whose owners live, and have not been reached for --outage-wait.
+    relayed_links   number of links between servers that a third one relays.
     """
 
     is_active: bool
@@ -35,6 +36,7 @@ class ClusterStatus:
     standbys: tuple[tuple[str, float], ...] = ()
     is_front: bool = False
     unreached: tuple[int, ...] = ()
+    relayed_links: int = 0
 
     @property
     def unready(self) -> str:

@@ -265,6 +265,10 @@ class Links:
         link = self._link_to(shard)
         return link is not None and bool(link.relay)
 
+    def relays(self) -> dict[str, str]:
+        """Return the processes over which this one reaches others, by the ids of these."""
+        return {link.peer: link.relay for link in self._links.values() if link.relay}
+
     def unreached(self) -> list[int]:
         """Return the shards whose owners live, and have not been reached for `outage_wait`."""
         before = self.clock() - self._outage_wait

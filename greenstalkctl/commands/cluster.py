@@ -11,7 +11,7 @@ from greenstalkctl.api import Api, ClusterServer, Shard, ShardMove
 from greenstalkctl.errors import CommandError, NoResult, Refused, Unreachable
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.settings import Settings, SubGroup
-from greenstalkctl.table import Cell, Column
+from greenstalkctl.table import Cell, Column, Table
 
 SHARDS: Final = (
     Column("shard", 0),
@@ -26,6 +26,12 @@ SERVERS: Final = (
     Column("machine", 4, "text"),
     Column("version", 3, "text"),
     Column("id", 5, "text"),
+)
+
+RELAYED: Final = (
+    Column("relayed link of", 0, "name"),
+    Column("and", 1, "name"),
+    Column("over", 2, "name"),
 )
 
 WHAT: Final = "list of shards"
@@ -57,7 +63,10 @@ def cluster(ctx: click.Context) -> None:
         found, data = api.cluster()
     out = settings.out
     shards = out.table(SHARDS, map(_shard_row, found.shards))
-    out.show(data, shards, "", out.table(SERVERS, map(_server_row, found.servers)))
+    parts: list[Table | str] = [shards, "", out.table(SERVERS, map(_server_row, found.servers))]
+    if found.relayed:
+        parts += ["", out.table(RELAYED, [[link.server, link.peer, link.relay] for link in found.relayed])]
+    out.show(data, *parts)
     if found.age > MAX_AGE:
         out.note(f"the database has not answered for {found.age:.0f} s; this was so before")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 
 from tests.cluster.test_cluster import connect, name_of, put
 from tests.cluster.test_outage import TUBES
+from tests.ctl.world import run
 from tests.processes.network import Network
 from tests.support.cluster import Cluster
 from tests.support.load import Connection, Gone
-from tests.support.nodes import Node, Nodes, wait_until
+from tests.support.nodes import Node, Nodes, run_command, wait_until
 from tests.support.ports import free_ports
 
 QUEUE: Final = "relay"
@@ -99,8 +101,20 @@ def relayed(node: Node) -> list[list[int]]:
     return [one["relayed"] for one in json.loads(text)["processes"]] if status == 200 else []
 
 
+def relayed_links(node: Node) -> list[list[str]]:
+    """Return the links that are relayed, as *node* lists them: the names of both servers, and of the relay."""
+    status, text = node.ask("api/v1/cluster")
+    return [[one["server"], one["peer"], one["relay"]] for one in json.loads(text)["relayed"]] if status == 200 else []
+
+
+def are_counted(queue: Queue, number: int) -> bool:
+    """Return whether each server counts *number* relayed links."""
+    return {node.gauge("relayed_links") for node in queue.nodes} == {number}
+
+
 def test_servers_that_do_not_reach_each_other_continue_over_a_third_one(queue: Queue) -> None:
     first, second, standby = queue.roles()
+    expected = [*sorted((name_of(first), name_of(second))), name_of(standby)]
     with connect(first) as client, connect(second) as waiter, connect(second) as other:
         assert waiter.ask(b"watch " + TUBES[0]) == b"WATCHING 2"
         waiter.send(b"reserve\r\n")
@@ -116,10 +130,18 @@ def test_servers_that_do_not_reach_each_other_continue_over_a_third_one(queue: Q
         assert all("which relays: there is no direct connection" in node.log for node in (first, second))
         assert "relaying between processes " in standby.log
         wait_until(lambda: relayed(first) == [[1], [0]], lambda: str(relayed(first)))
+        wait_until(lambda: are_counted(queue, 1), lambda: "no server counts a relayed link")
+        assert relayed_links(standby) == [expected]
+        assert "Relayed links" in standby.ask("servers")[1]
+        by_api = run("--api", f"http://127.0.0.1:{first.web_port}", "cluster")
+        for shown in (by_api.text, run_command(standby, "cluster").stdout):
+            assert re.search(rf"^{' +'.join(expected)} *$", shown, re.MULTILINE), shown
         assert first.ask("readyz")[0] == second.ask("readyz")[0] == 200
         queue.network.mend(is_late=False)
         wait_until(lambda: all("is direct again" in node.log for node in (first, second)), lambda: queue.logs)
         wait_until(lambda: relayed(first) == [[], []], lambda: str(relayed(first)))
+        wait_until(lambda: are_counted(queue, 0), lambda: "a server counts a relayed link")
+        assert relayed_links(standby) == [] and "Relayed links" not in standby.ask("servers")[1]
         put_and_delete(client, TUBES[1])
         put_and_delete(other, TUBES[1])
         wait_until(lambda: "the relay between processes " in standby.log, lambda: standby.log)

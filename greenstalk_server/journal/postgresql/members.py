@@ -13,9 +13,10 @@ All functions block, and may be called from any thread. Nothing here knows geven
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.tube_shards import Pin
@@ -33,7 +34,11 @@ PROCESS_TIMEOUT: Final = 10.0
 
 SECRET_BYTES: Final = 32
 
-_EXISTS: Final = "SELECT to_regclass('greenstalk_queue') IS NOT NULL AND to_regclass('greenstalk_process') IS NOT NULL"
+NO_RELAYS: Final[Mapping[str, str]] = MappingProxyType({})
+
+_EXISTS: Final = """
+    SELECT to_regclass('greenstalk_queue') IS NOT NULL AND EXISTS (
+        SELECT FROM pg_attribute WHERE attrelid = to_regclass('greenstalk_process') AND attname = 'relays')"""
 
 _CREATE: Final = f"""
     DO $create$
@@ -58,16 +63,17 @@ _CREATE: Final = f"""
             wanted integer,
             seen timestamptz NOT NULL
         );
+        ALTER TABLE greenstalk_process ADD COLUMN IF NOT EXISTS relays text NOT NULL DEFAULT '';
     END $create$"""
 
 _REPORT: Final = """
-    INSERT INTO greenstalk_process VALUES (%s, %s, %s, %s, %s, %s, %s, NULL, clock_timestamp())
-    ON CONFLICT (id) DO UPDATE SET seen = clock_timestamp(), shard = excluded.shard,
+    INSERT INTO greenstalk_process VALUES (%s, %s, %s, %s, %s, %s, %s, NULL, clock_timestamp(), %s)
+    ON CONFLICT (id) DO UPDATE SET seen = clock_timestamp(), shard = excluded.shard, relays = excluded.relays,
         wanted = nullif(greenstalk_process.wanted, %s)"""
 
 _RENEW: Final = """
-    UPDATE greenstalk_process SET seen = clock_timestamp(), shard = %s, wanted = nullif(wanted, %s) WHERE id = %s
-    RETURNING id"""
+    UPDATE greenstalk_process SET seen = clock_timestamp(), shard = %s, relays = %s, wanted = nullif(wanted, %s)
+    WHERE id = %s RETURNING id"""
 
 _FORGET: Final = """
     DELETE FROM greenstalk_process WHERE queue = %s AND id = ANY(%s::uuid[])
@@ -88,7 +94,7 @@ _SHARDS: Final = """
 _PROCESSES: Final = """
     SELECT replace(process.id::text, '-', ''), process.name, process.machine, process.address, process.version,
            process.shard, process.wanted, process.seen > clock_timestamp() - make_interval(secs => %s),
-           standby.behind + extract(epoch FROM clock_timestamp() - standby.seen)::float8
+           standby.behind + extract(epoch FROM clock_timestamp() - standby.seen)::float8, process.relays
     FROM greenstalk_process AS process LEFT JOIN greenstalk_standby AS standby ON standby.id = process.id
     WHERE process.queue = %s ORDER BY process.name, process.id"""
 
@@ -148,6 +154,7 @@ class Process:
     wanted      shard that an operator wants it to lead; None for none.
     is_alive    whether its last heartbeat was less than PROCESS_TIMEOUT ago.
     behind      seconds since it had read the whole journal of the shard that it follows; None if it does not follow.
+    relays      processes that it reaches over another one, as text: PEER:RELAY,...
     """
 
     id: str
@@ -159,6 +166,15 @@ class Process:
     wanted: int | None
     is_alive: bool
     behind: float | None
+    relays: str = ""
+
+
+class RelayedLink(NamedTuple):
+    """The names of two servers that reach each other over a third one, and the name of that one."""
+
+    server: str
+    peer: str
+    relay: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +188,18 @@ class Snapshot:
         """Return the living processes that follow *shard*."""
         holder = self.shards[shard].holder
         return [each for each in self.processes if each.is_alive and each.shard == shard and each.id != holder]
+
+    def relayed_links(self) -> list[RelayedLink]:
+        """Return the links of living processes that are relayed, each once."""
+        living = {each.id: each for each in self.processes if each.is_alive}
+        found: dict[frozenset[str], RelayedLink] = {}
+        for each in living.values():
+            for pair in each.relays.split(",") if each.relays else ():
+                peer, relay = [living.get(id) for id in pair.split(":")]
+                if peer is not None and relay is not None:
+                    server, other = sorted((each.name, peer.name))
+                    found[frozenset((each.id, peer.id))] = RelayedLink(server, other, relay.name)
+        return list(found.values())
 
 
 class Members:
@@ -258,16 +286,17 @@ class Members:
         """Make *shard* the one that the lease of this process is about."""
         self._lease.assign(queue.journals[shard], IdSequence(queue.base, queue.shards, shard))
 
-    def report(self, shard: int | None, leads: bool = False) -> bool:
+    def report(self, shard: int | None, leads: bool = False, relays: Mapping[str, str] = NO_RELAYS) -> bool:
         """Report that this process lives, and *leads* or follows *shard*. If it leads, nobody has to want it.
 
-        Return False if another process has counted this one as dead, and has deleted its row.
+        *relays* are the processes over which it reaches others, by the ids of these. Return False if another process
+        has counted this one as dead, and has deleted its row.
         """
-        led = shard if leads else None
+        led, relayed = shard if leads else None, ",".join([f"{peer}:{relay}" for peer, relay in relays.items()])
         if self._has_row:
-            return bool(self.connection.run(_RENEW, (shard, led, self._lease.holder_id)))
+            return bool(self.connection.run(_RENEW, (shard, relayed, led, self._lease.holder_id)))
         facts = (self._lease.holder_id, self._name, self._lease.name, *self._facts)
-        self.connection.run(_REPORT, (*facts, shard, led))
+        self.connection.run(_REPORT, (*facts, shard, relayed, led))
         self._has_row = True
         return True
 

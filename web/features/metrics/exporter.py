@@ -228,6 +228,8 @@ def role_metrics(role: ClusterStatus) -> Iterator[Metric]:
     if role.behind is not None:
         text = "Time since the standby last reached the end of the journal; 0 while the server leads."
         yield _gauge("replication_lag_seconds", text, role.behind)
+    if role.is_front:
+        yield _gauge("relayed_links", "Links between servers that a third one relays.", role.relayed_links)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

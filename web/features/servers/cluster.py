@@ -64,6 +64,14 @@ class ClusterServer(ResponseModel):
         return self.id[:SHOWN_ID]
 
 
+class RelayedLink(ResponseModel):
+    """Two servers without a direct connection, which reach each other over a third one."""
+
+    server: str
+    peer: str
+    relay: Annotated[str, Meta(description="The server that relays their link.")]
+
+
 class ClusterState(ResponseModel):
     """The shards and servers of a queue in a database."""
 
@@ -71,6 +79,7 @@ class ClusterState(ResponseModel):
     age: Annotated[float, Meta(description="Seconds since this was read: more than 1 if the database does not answer.")]
     shards: list[Shard]
     servers: list[ClusterServer]
+    relayed: list[RelayedLink]
 
 
 class RequestedMove(ResponseModel):
@@ -103,6 +112,7 @@ class Cluster:
             age=time.monotonic() - membership.read_at,
             shards=_shards(snapshot),
             servers=_servers(snapshot),
+            relayed=[RelayedLink(**link._asdict()) for link in snapshot.relayed_links()],
         )
 
     def move(self, shard: int, server: str) -> RequestedMove:
