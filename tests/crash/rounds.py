@@ -23,8 +23,7 @@ BATCHES: Final = (1, 1, 1, 8, 30, 60)
 """Maximum number of commands in flight of each client."""
 
 LOAD_SECONDS: Final = (0.05, 0.8)
-FILLING_SECONDS: Final = (1.0, 2.5)
-"""Seconds of load, which fill a small disk."""
+"""Seconds of load; on a small disk, after the first put that was refused."""
 
 SEGMENT_SIZES: Final = (4096, 32_768, 131_072)
 """Small, so that each round creates and removes segments, and a large job is larger than one."""
@@ -90,12 +89,14 @@ class Rounds:
         """Run one round; raise AssertionError with all errors in it. *is_whole* audits the ids of all rounds."""
         self._number += 1
         flags = self._flags()
-        before = self._ledger.acknowledged
+        before, refused = self._ledger.acknowledged, self._ledger.refused
         with self._start(flags) as server:
             agents = [self._agent(number) for number in range(len(BATCHES))]
             for agent in agents:
                 agent.start()
-            seconds = self._rng.uniform(*(FILLING_SECONDS if self._ledger.is_disk_small else LOAD_SECONDS))
+            if self._ledger.is_disk_small:
+                eventually(lambda: self._ledger.refused > refused, "the disk is full")
+            seconds = self._rng.uniform(*LOAD_SECONDS)
             time.sleep(seconds * 2 / 3)
             if not self._ledger.is_disk_small and self._rng.random() < DRAIN:
                 self._ledger.is_draining = True

@@ -243,7 +243,6 @@ def test_small_disk_under_load_loses_nothing_and_answers_every_command(
             report = rounds.run(is_whole=number == ROUNDS)
             print(report)
             assert report.longest_wait < LONGEST_WAIT
-        assert report.refused > 0
 
 
 def test_batch_of_releases_larger_than_free_space_is_answered(small_disk: Path) -> None:
