@@ -282,7 +282,7 @@ def create_dashboard(
     figures = WholeFigures(broker, clock, history, shards, fronts)
     shards.answer(FIND, partial(rank_tubes, broker, shards=shards))
     shards.answer(COUNT, partial(count_tubes_here, broker, shards=shards))
-    processes = Processes(broker, clock, shards)
+    processes = Processes(broker, clock, shards, membership)
     servers = Servers(clock, attention, options.peers, role, figures, processes)
     cluster = Cluster(membership, audit)
     saved_changes = SavedChanges(

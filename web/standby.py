@@ -7,6 +7,7 @@ and answers the questions of other processes about its connections.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -22,9 +23,10 @@ from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.features.connections.connections import Connections
 from greenstalk_server.web.features.metrics.exporter import exposition, role_metrics
+from greenstalk_server.web.features.servers.processes import Processes
 from greenstalk_server.web.framework.api.router import max_request_size
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.framework.shards import Links, Shards, call
+from greenstalk_server.web.framework.shards import NO_SHARD, Links, Shards, call
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.reads.fronts import Fronts
 from greenstalk_server.web.store.audit import Audit
@@ -88,11 +90,12 @@ def create_standby_app(
 
 def answer_as_standby(links: Links, broker: Broker, hostname: str, clock: Clock, options: WebOptions) -> None:
     """Answer the questions of other processes about the clients of *broker*, until this process leads a shard."""
-    shards = Shards(broker.ids, links, broker)
+    shards = Shards(replace(broker.ids, shard=NO_SHARD), links, broker)
     shards.enter = partial(entering, Guarded(options), _guard(options, hostname, clock))
     shards.is_open = True
     Connections(clock, shards, Audit(clock, Store(SqliteRows(None), is_kept=False)))
     Fronts(clock, shards)
+    Processes(broker, clock, shards)
 
 
 def _guard(options: WebOptions, hostname: str, clock: Clock) -> Guard:

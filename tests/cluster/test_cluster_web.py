@@ -69,7 +69,7 @@ class Site:
 
     def _is_whole(self, node: Node) -> bool:
         status, _, body = ask(node, "GET", "/api/v1/servers")
-        return status == 200 and {one["state"] for one in json.loads(body)["processes"]} == {"serving"}
+        return status == 200 and {one["state"] for one in json.loads(body)["processes"]} <= {"serving", "standby"}
 
 
 @pytest.fixture(scope="module")
@@ -198,13 +198,19 @@ def test_metrics_of_owners_are_of_the_whole_queue_and_those_of_the_standby_its_o
     assert "greenstalk_tube_jobs" not in text
 
 
-def test_each_server_lists_the_owners_as_processes(site: Site) -> None:
-    pids = [node.process.pid for node in site.owners if node.process is not None]
-    for node in site.nodes:
-        found = api(node, "GET", "/servers")
-        assert [one["pid"] for one in found["processes"]] == pids
-        assert (found["servers"][0]["role"], found["servers"][0]["shards"]) == ("leader", SHARDS)
-        assert "2 shards, up" in page(node, "/servers")
+def test_each_server_lists_owners_and_standbys_as_processes(site: Site) -> None:
+    pids = [node.process.pid for node in (*site.owners, site.standby) if node.process is not None]
+    with Connection(site.standby.port, 40.0):
+        for node in site.nodes:
+            found = api(node, "GET", "/servers")
+            assert [one["pid"] for one in found["processes"]] == pids
+            assert [one["shard"] for one in found["processes"]] == [0, 1, None]
+            assert (found["servers"][0]["role"], found["servers"][0]["shards"]) == ("leader", SHARDS)
+            standby = found["processes"][-1]
+            assert (standby["state"], standby["server"]) == ("standby", name_of(site.standby))
+            assert (standby["connections"], standby["jobs"], standby["unlinked"]) == (1, 0, [])
+            shown = page(node, "/servers")
+            assert "2 shards, up" in shown and str(standby["pid"]) in shown
 
 
 def name_of(node: Node) -> str:

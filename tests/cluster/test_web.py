@@ -298,14 +298,27 @@ def test_connections_of_all_processes_have_numbers_that_lead_to_them(site: Site)
             stack.enter_context(socket.create_connection(("127.0.0.1", site.daemon.port), TIMEOUT)) for _ in range(12)
         ]
         for place, sock in enumerate(socks):
-            sock.sendall(b"use connections%d\r\n" % place)
+            sock.sendall(b"use connections%02d\r\n" % place)
             assert sock.recv(100)
         ports = {f"127.0.0.1:{sock.getsockname()[1]}" for sock in socks}
         found = site.api("GET", "/connections")["connections"]
         assert {one["address"] for one in found} >= ports
         assert len({one["number"] for one in found}) == len(found)
+        for place in range(12):
+            [one] = site.api("GET", f"/connections?q=connections{place:02}")["connections"]
+            assert (one["uses"], one["address"] in ports) == (f"connections{place:02}", True)
         for one in found:
             assert site.api("GET", f"/connections/{one['number']}")["address"] == one["address"]
+        seen = site.tubes("seen.watched")
+        for sock, tube in zip(socks, seen, strict=False):
+            sock.sendall(b"watch %b\r\n" % tube.encode())
+            assert sock.recv(100)
+        shown = {one["address"]: one for one in site.api("GET", "/connections", password=VIEWER)["connections"]}
+        assert shown.keys() == {f"127.0.0.1:{sock.getsockname()[1]}" for sock in socks[: len(seen)]}
+        assert sorted(one["watches"] for one in shown.values()) == sorted([tube] for tube in seen)
+        for one in shown.values():
+            assert site.api("GET", f"/connections/{one['number']}", password=VIEWER)["watches"] == one["watches"]
+        assert {one["uses"] for one in shown.values()} == {None}
         worker, name = socks[0], site.tubes("held")[0]
         elsewhere = next(tube for tube in site.tubes("held") if shard_of(tube) != shard_of(name))
         for tube in (name, elsewhere):

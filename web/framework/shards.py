@@ -38,6 +38,8 @@ CONTEXT_KEYS: Final = (
 )  # fmt: skip
 """Keys of the WSGI environ that are passed on, besides the headers of the request."""
 
+NO_SHARD: Final = -1
+
 TOKEN_BYTES: Final = 8
 
 PLACE: Final = "place-of-job"
@@ -85,7 +87,7 @@ class Links(Protocol):
 class Shards:
     """The shards of one queue.
 
-    own     number of the shard of this process.
+    own     number of the shard of this process; NO_SHARD at a standby, which answers questions about connections.
     others  numbers of the other shards.
     all     numbers of all shards that the dashboard is about, ascending.
     enter   enters the request context of a question.

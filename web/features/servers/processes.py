@@ -1,8 +1,8 @@
-"""The processes of this server: which shard each owns, its load, and its links to the others."""
+"""The processes of the queue: which shard each owns, if it owns one, its load, and its links to the others."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta, convert, field
 
@@ -10,7 +10,10 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework.api.values import Count, ResponseModel
-from greenstalk_server.web.framework.shards import Shards
+from greenstalk_server.web.framework.shards import Shards, Target
+
+if TYPE_CHECKING:
+    from greenstalk_server.cluster.membership import Membership
 
 QUESTION: Final = "process"
 
@@ -21,11 +24,12 @@ MIN_INTERVAL: Final = SECOND
 class Process(ResponseModel):
     """A process of this server, and the shard that it owns."""
 
-    shard: Count
+    shard: Annotated[Count | None, Meta(description="Null for a standby of a cluster, which owns none.")]
     state: Annotated[
-        Literal["serving", "draining", "failing", "unreachable"],
+        Literal["serving", "draining", "failing", "standby", "unreachable"],
         Meta(description="`failing`: its journal cannot be written. `unreachable`: it does not answer; all else is 0."),
     ]
+    server: Annotated[str, Meta(description="The name of a standby.")] = ""
     pid: Count = 0
     uptime: Annotated[Count, Meta(description="Seconds since its start.")] = 0
     jobs: Count = 0
@@ -45,13 +49,15 @@ class Process(ResponseModel):
 
 
 class Processes:
-    """The processes of this server, by shard."""
+    """The processes of the queue."""
 
-    def __init__(self, broker: Broker, clock: Clock, shards: Shards) -> None:
+    def __init__(self, broker: Broker, clock: Clock, shards: Shards, membership: Membership | None = None) -> None:
+        """*membership* knows the names of the servers of a cluster."""
+        self._membership: Membership | None = membership
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._shards: Shards = shards
-        self._before: dict[int, tuple[int, float, int, float | None]] = {}  # pid, CPU time, when, share of a core
+        self._before: dict[Target, tuple[int, float, int, float | None]] = {}  # pid, CPU time, when, share of a core
         shards.answer(QUESTION, self._own)
 
     @property
@@ -59,30 +65,35 @@ class Processes:
         """Number of processes of the server: one for each shard."""
         return 1 + len(self._shards.others)
 
-    @property
-    def are_several(self) -> bool:
-        return bool(self._shards.others)
-
     def all(self) -> list[Process]:
-        """Return the processes; none if there is only this one. Switches."""
-        if not self.are_several:
+        """Return the owners by shard, then the standbys by name; none if there is only this process. Switches."""
+        if not self._shards.are_linked:
             return []
-        answers: dict[int, Any] = self._shards.ask_others(QUESTION)
-        found = {shard: convert(answer, Process) for shard, answer in answers.items()} | {self._shards.own: self._own()}
-        for one in found.values():
-            one.cpu_share = self._share(one)
-        return [found.get(shard) or Process(shard=shard, state="unreachable") for shard in range(self._shards.count)]
+        found: dict[Target, Process] = {self._shards.own: self._own()}
+        found |= {target: convert(answer, Process) for target, answer in self._shards.ask_fronts(QUESTION).items()}
+        names = {}
+        if self._membership is not None:
+            names = {each.id: each.name for each in self._membership.snapshot.processes}
+        for target, one in found.items():
+            one.cpu_share = self._share(target, one)
+            if isinstance(target, str):
+                one.server = names.get(target, target)
+        self._before = {target: before for target, before in self._before.items() if target in found}
+        owners = [found.get(shard) or Process(shard=shard, state="unreachable") for shard in range(self._shards.count)]
+        standbys = [one for target, one in found.items() if isinstance(target, str)]
+        return owners + sorted(standbys, key=lambda one: one.server)
 
     def _own(self) -> Process:
         broker, facts = self._broker, self._broker.facts
-        memory = facts.memory()
+        memory, is_standby = facts.memory(), broker is self._shards.front
+        state: Literal["standby", "serving"] = "standby" if is_standby else "serving"
         return Process(
-            shard=self._shards.own,
-            state="failing" if broker.journal.write_error else "draining" if broker.is_draining else "serving",
+            shard=None if is_standby else self._shards.own,
+            state="failing" if broker.journal.write_error else "draining" if broker.is_draining else state,
             pid=facts.pid,
             uptime=(self._clock() - facts.started_at) // SECOND,
             jobs=len(broker.jobs),
-            tubes=sum([self._shards.owns(name) for name in broker.tubes]),
+            tubes=0 if is_standby else sum([self._shards.owns(name) for name in broker.tubes]),
             connections=sum([len(each.clients) - each.remote_count for each in self._shards.brokers]),
             cpu_seconds=sum(facts.rusage()),
             memory=memory[0] if memory is not None else None,
@@ -90,15 +101,15 @@ class Processes:
             relayed=self._shards.relayed(),
         )
 
-    def _share(self, process: Process) -> float | None:
-        """Return the share of a core that *process* has used between two requests."""
+    def _share(self, target: Target, process: Process) -> float | None:
+        """Return the share of a core that *process*, which is *target*, has used between two requests."""
         now = self._clock()
-        pid, cpu, at, share = self._before.get(process.shard, (0, 0.0, 0, None))
+        pid, cpu, at, share = self._before.get(target, (0, 0.0, 0, None))
         if pid == process.pid:
             if now - at < MIN_INTERVAL:
                 return share
             share = max(0.0, (process.cpu_seconds - cpu) * SECOND / (now - at))
         else:
             share = None
-        self._before[process.shard] = process.pid, process.cpu_seconds, now, share
+        self._before[target] = process.pid, process.cpu_seconds, now, share
         return share
