@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,14 +20,16 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.net.link_calls import CallHandler, Message
+from greenstalk_server.web.app import create_dashboard
 from greenstalk_server.web.auth import forwarding
-from greenstalk_server.web.auth.forwarding import END, NEXT, Sender
+from greenstalk_server.web.auth.forwarding import END, HTTP, NEXT, PASSED_HOME, Sender
 from greenstalk_server.web.framework.access import NOBODY
 from greenstalk_server.web.framework.shards import Shards
 from tests.net import link_peer
 from tests.net.link_peer import Process, linked_pair
 from tests.support.shards import tube_on
 
+from .conftest import Queue
 from .linked import dashboard_of
 from .test_guard import basic
 
@@ -66,6 +69,15 @@ def test_response_of_another_process_ends_with_the_session() -> None:
     with pytest.raises(ConnectionAbortedError):
         next(pieces)
     assert links.calls == [NEXT, END]
+
+
+def test_only_owner_serves_requests_that_a_standby_passes_on(queue: Queue) -> None:
+    """A queue of one shard has no other owners, but may have standbys."""
+    links = EndlessResponse()
+    create_dashboard(queue.broker, queue.clock, links=links)
+    environ = {"PATH_INFO": "/api/v1/server", "REQUEST_METHOD": "GET", "HTTP_HOST": "localhost"}
+    answer = links.handlers[HTTP](0, Message({"environ": environ, PASSED_HOME: True}))
+    assert answer.value["status"] == "200 OK" and json.loads(answer.body)["shards"] == 1
 
 
 # Which process serves a request. Two processes and a real link

@@ -281,7 +281,8 @@ class Shards:
         try:
             return self._ask(target, name, facts, arguments)
         except ServiceUnavailable as error:
-            log.info("dashboard: %s", error.description)
+            level = logging.DEBUG if isinstance(target, str) else logging.INFO  # a standby may have no dashboard
+            log.log(level, "dashboard: %s", error.description)
             return None
 
     def call(self, target: Target, name: str, arguments: Message, timeout: float) -> Message:
