@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
@@ -40,6 +40,13 @@ SCREENSHOTS = "SCREENSHOTS"
 """Environment variable: a directory for screenshots, for review by a person."""
 
 
+HEIGHT = 800
+"""Pixels of a window."""
+
+Theme = Literal["dark", "light"]
+View = tuple[int, Theme]
+"""Width of the window, and the preferred colours."""
+
 expect.set_options(timeout=TIMEOUT_MS)
 
 
@@ -71,6 +78,20 @@ class Tab:
         self.page.clock.install(time="2026-01-01T00:00:00Z")
         self.page.clock.pause_at("2026-01-01T00:00:01Z")
 
+    def show(self, width: int, theme: Theme | None = None) -> None:
+        """Change the width of the window, and the preferred colours unless *theme* is None, of the open page."""
+        self.page.set_viewport_size({"width": width, "height": HEIGHT})
+        if theme is not None:
+            self.page.emulate_media(color_scheme=theme)
+        self.page.evaluate("document.getAnimations().forEach(one => one.finish())")  # transitions of colours
+
+    def screenshots(self, name: str, views: Iterable[View]) -> None:
+        """Save a screenshot of each of *views* if SCREENSHOTS is set."""
+        if SCREENSHOTS in os.environ:
+            for width, theme in views:
+                self.show(width, theme)
+                self.screenshot(f"{name}-{width}-{theme}")
+
     def screenshot(self, name: str) -> None:
         """Save a screenshot of the whole page if SCREENSHOTS is set."""
         if directory := os.environ.get(SCREENSHOTS):
@@ -86,7 +107,7 @@ class Browser:
     @contextmanager
     def tab(self, home: str, width: int = 1280, **options: Any) -> Iterator[Tab]:
         """Open a tab for pages of *home*; *options* are passed to the Playwright context."""
-        context = self._chromium.new_context(viewport={"width": width, "height": 800}, **options)
+        context = self._chromium.new_context(viewport={"width": width, "height": HEIGHT}, **options)
         context.set_default_timeout(TIMEOUT_MS)
         try:
             yield Tab(context.new_page(), home)

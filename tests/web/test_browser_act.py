@@ -13,7 +13,7 @@ from greenstalk_server.web.features.tubes.pages.overview import MAX_TUBES
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide
+from .visit import Clients, is_too_wide, violations
 
 LOADED = "#settings:has(#keys-open:not([hidden]))"
 """The menu with the entry that keys.js shows as its last step: from then on the page handles keys."""
@@ -39,11 +39,6 @@ def keys(tab: Tab, *names: str) -> None:
 def visit(tab: Tab, url: str) -> None:
     tab.page.goto(url)
     tab.page.wait_for_selector(LOADED)
-
-
-def violations(tab: Tab) -> Any:
-    tab.page.evaluate(AXE)
-    return tab.page.evaluate(AXE_VIOLATIONS)
 
 
 # Many tubes

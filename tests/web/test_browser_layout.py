@@ -13,11 +13,14 @@ from playwright.sync_api import Locator, Page
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from tests.support.daemon import Daemon
 
-from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, url_of_module
+from .browser import Browser, Tab, View
+from .visit import Clients, is_too_wide, url_of_module, violations
 from .wide import LONG, SOLID
 
-VIEWS = [(360, "dark"), (1024, "light"), (1440, "light")]
+VIEWS: tuple[View, ...] = ((360, "dark"), (1024, "light"), (1440, "light"))
+
+PARTS = 4
+"""Number of tests that share the pages, so that none takes long."""
 
 MIN_TARGET = 24
 """Pixels; WCAG 2.2, success criterion 2.5.8. Links within a sentence are exempt there."""
@@ -151,31 +154,41 @@ def wide() -> Iterator[str]:
         yield url
 
 
+PROBLEMS = f"""([numbers, least]) => {{
+    document.querySelectorAll('main details').forEach(one => {{ one.open = true; }});
+    const found = {{
+        'too wide': document.documentElement.scrollWidth > document.documentElement.clientWidth ? ['page'] : [],
+        outside: ({OUTSIDE})(),
+        cut: [...({CUT})(), ...({TEXTS_CUT})()],
+        broken: ({BROKEN})(numbers),
+        small: ({SMALL})(least),
+        header: ({FULL_HEADER})(),
+    }};
+    return Object.entries(found).flatMap(([kind, all]) => all.map(one => `${{kind}}: ${{one}}`));
+}}"""
+"""Returns what does not fit or is too small on the page, whose details are opened. One call takes less CPU than six."""
+
+
 def problems_of(tab: Tab, width: int) -> list[Any]:
     """Return what does not fit or breaks a rule on the page of *tab*, whose details are opened."""
-    tab.page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
-    found = [
-        *(["too wide"] if is_too_wide(tab) else []),
-        *[f"outside: {one}" for one in tab.page.evaluate(OUTSIDE)],
-        *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
-        *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
-        *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
-        *[f"header: {one}" for one in tab.page.evaluate(FULL_HEADER)],
-    ]
+    found: list[Any] = tab.page.evaluate(PROBLEMS, [NUMBERS, MIN_TARGET])
     if width in (360, 1440):  # one check for each theme
-        found += [f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")]
+        found += [f"rule: {one}" for one in violations(tab)]
     return found
 
 
-@pytest.mark.parametrize(("width", "theme"), VIEWS)
-def test_every_page_fits(chromium: Browser, wide: str, width: int, theme: Any) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_page_fits(chromium: Browser, wide: str, part: int) -> None:
+    """Load each page once, which takes as much CPU as its checks, and show it in each view."""
     problems: dict[str, list[Any]] = {}
-    with chromium.tab(wide, width, color_scheme=theme) as tab:
-        for name, path in pages(tab, wide).items():
+    with chromium.tab(wide) as tab:
+        for name, path in list(pages(tab, wide).items())[part::PARTS]:
             tab.page.goto(wide + path)
-            tab.screenshot(f"{name}-{width}-{theme}")
-            if found := problems_of(tab, width):
-                problems[name] = found
+            tab.screenshots(name, VIEWS)
+            for width, theme in VIEWS:
+                tab.show(width, theme)
+                if found := problems_of(tab, width):
+                    problems[f"{name}-{width}-{theme}"] = found
         assert problems == {}
         assert [line for line in tab.console if not re.search("status of 40[04]", line)] == []
         assert tab.elsewhere == []
@@ -200,19 +213,20 @@ def accessible_names(page: Page) -> set[str]:
     return {node["name"]["value"] for node in nodes if node.get("role", {}).get("value") in roles and "name" in node}
 
 
-@pytest.mark.parametrize("width", [360, 1440])
 @pytest.mark.parametrize("path", ["", "connections", "audit", f"tube?tube={SOLID}", "tube/errors?tube=" + SOLID])
-def test_names_are_cut_in_the_middle(chromium: Browser, wide: str, width: int, path: str) -> None:
-    with chromium.tab(wide, width) as tab:
+def test_names_are_cut_in_the_middle(chromium: Browser, wide: str, path: str) -> None:
+    longest = "p" * 100 if path == "audit" else SOLID
+    with chromium.tab(wide) as tab:
         tab.page.goto(wide + path)
-        names = {title: rest for title, *rest in tab.page.evaluate(NAMES)}
-        longest = "p" * 100 if path == "audit" else SOLID
-        for title, (text, is_cut, *is_whole) in names.items():
-            assert text == title
-            assert is_whole == [True, True], title
-            assert is_cut or title not in (LONG, SOLID), title
-        assert any(longest in title for title in names)
-        assert any(title in accessible_names(tab.page) for title in names if longest in title)
+        for width in (360, 1440):
+            tab.show(width)
+            names = {title: rest for title, *rest in tab.page.evaluate(NAMES)}
+            for title, (text, is_cut, *is_whole) in names.items():
+                assert text == title
+                assert is_whole == [True, True], (width, title)
+                assert is_cut or title not in (LONG, SOLID), (width, title)
+            assert any(longest in title for title in names)
+            assert any(title in accessible_names(tab.page) for title in names if longest in title)
         assert (tab.console, tab.elsewhere) == ([], [])
 
 

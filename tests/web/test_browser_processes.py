@@ -16,11 +16,12 @@ from greenstalk_server.core.tube_shards import TubeShards
 from tests.support.daemon import Daemon
 from tests.support.ports import free_ports
 
-from .browser import Browser, Tab
+from .browser import Browser, Tab, View
 from .test_browser_layout import problems_of
 from .visit import notice_text, press
 
 SHARDS: Final = 2
+VIEWS: Final[tuple[View, ...]] = ((360, "dark"), (1440, "light"))
 LONG: Final = "billing.invoices.reminders-of-the-second-level"
 
 
@@ -66,10 +67,9 @@ def queue() -> Iterator[Queue]:
         client.close()
 
 
-@pytest.mark.parametrize(("width", "theme"), [(360, "dark"), (1440, "light")])
-def test_pages_about_both_shards_fit(chromium: Browser, queue: Queue, width: int, theme: Any) -> None:
+def test_pages_about_both_shards_fit(chromium: Browser, queue: Queue) -> None:
     problems: dict[str, list[Any]] = {}
-    with chromium.tab(queue.home, width, color_scheme=theme) as tab:
+    with chromium.tab(queue.home) as tab:
         policy = {"tubes": ["*"], "max_attempts": 3}
         tab.page.request.put(f"{queue.home}api/v1/policies/retries", data=policy)
         dry_run = queue.tab_api(tab, "/policies/retries/dry-run", **policy, max_jobs=5)["id"]
@@ -85,9 +85,11 @@ def test_pages_about_both_shards_fit(chromium: Browser, queue: Queue, width: int
         }
         for name, path in pages.items():
             tab.page.goto(queue.home + path)
-            tab.screenshot(f"processes-{name}-{width}-{theme}")
-            if found := problems_of(tab, width):
-                problems[name] = found
+            tab.screenshots(f"processes-{name}", VIEWS)
+            for width, theme in VIEWS:
+                tab.show(width, theme)
+                if found := problems_of(tab, width):
+                    problems[f"{name}-{width}-{theme}"] = found
         assert problems == {}
         assert (tab.console, tab.elsewhere) == ([], [])
 

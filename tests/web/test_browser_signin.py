@@ -13,7 +13,7 @@ from tests.support.daemon import Daemon, environment
 
 from .browser import Browser, Tab
 from .test_guard import basic
-from .visit import AXE, AXE_VIOLATIONS, FLAGS, WITH_AND_WITHOUT_SCRIPTS, is_too_wide, press
+from .visit import FLAGS, WITH_AND_WITHOUT_SCRIPTS, is_too_wide, press, violations
 
 PASSWORD = "sesame"  # noqa: S105
 REFUSED = "the server responded with a status of 401"
@@ -77,7 +77,7 @@ def test_page_stays_live_after_a_password_in_the_url(chromium: Browser, daemon: 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
 def test_pages_are_accessible(chromium: Browser, daemon: Daemon, width: int, scheme: str) -> None:
-    with chromium.tab(daemon.dashboard, width, color_scheme=scheme, bypass_csp=True) as tab:
+    with chromium.tab(daemon.dashboard, width, color_scheme=scheme) as tab:
         tab.page.goto(daemon.dashboard)
         check(tab, f"login-{scheme}-{width}")
         enter(tab, "wrong")
@@ -89,8 +89,7 @@ def test_pages_are_accessible(chromium: Browser, daemon: Daemon, width: int, sch
 
 
 def check(tab: Tab, name: str) -> None:
-    tab.page.add_script_tag(content=AXE)
-    assert tab.page.evaluate(AXE_VIOLATIONS) == []
+    assert violations(tab) == []
     assert not is_too_wide(tab)
     small = tab.page.evaluate(
         "[...document.querySelectorAll('.signin input:not([type=hidden]), .signin .button, .sign-out .button, "

@@ -21,7 +21,7 @@ from tests.support.receiver import Receiver, answer
 
 from .browser import Browser
 from .conftest import Queue
-from .visit import AXE, AXE_VIOLATIONS, FLAGS, is_too_wide
+from .visit import FLAGS, is_too_wide, violations
 
 HERE = {"allow_plain": True, "allow_private": True, "timeout": 30}
 
@@ -229,5 +229,5 @@ def test_real_servers_in_a_browser(chromium: Browser, tmp_path: Path) -> None:
                 second.ask(b"use mail\r\nput 0 0 60 2\r\nhi\r\n")
                 row.locator("td.ready").get_by_text("2", exact=True).wait_for()
                 assert not is_too_wide(tab)
-                assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == []
+                assert violations(tab) == []
                 assert (tab.console, tab.elsewhere) == ([], [])

@@ -18,7 +18,7 @@ from tests.support.daemon import Daemon
 from .browser import Browser, Tab
 from .conftest import Queue
 from .test_frameworks import body_of
-from .visit import AXE, AXE_VIOLATIONS, Clients
+from .visit import Clients, violations
 
 
 def put(queue: Queue, tube: str, *bodies: object) -> list[int]:
@@ -109,8 +109,7 @@ def test_field_suggests_with_the_keyboard(scripted: Tab, clients: Clients) -> No
     expect(options).to_have_text(["body.customer.id: field of the body"])
     field.press("ArrowDown")
     expect(field).to_have_attribute("aria-activedescendant", "suggestions-0")
-    scripted.page.evaluate(AXE)
-    assert scripted.page.evaluate(AXE_VIOLATIONS) == []
+    assert violations(scripted) == []
     field.press("Enter")
     expect(options).to_have_text(["body.customer.id:316430 value in some jobs"])
     field.press("Escape")

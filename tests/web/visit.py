@@ -88,3 +88,10 @@ def notice_text(tab: Tab) -> str:
 
 def is_too_wide(tab: Tab) -> bool:
     return tab.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+
+
+def violations(tab: Tab) -> list[Any]:
+    """Return the rules that axe finds broken on the page, and their elements; load axe unless the page has it."""
+    if not tab.page.evaluate("'axe' in window"):
+        tab.page.evaluate(AXE)
+    return list(tab.page.evaluate(AXE_VIOLATIONS))
