@@ -76,7 +76,7 @@ class Machine:
 
         def is_settled() -> bool:
             processes = (self.api("/servers") or {"processes": []})["processes"]
-            is_whole = [one["state"] for one in processes] == ["serving"] * SHARDS
+            is_whole = [one["state"] for one in processes[:SHARDS]] == ["serving"] * SHARDS
             return is_whole and sorted([state for state, _ in self.servers().values()]) == expected
 
         wait_until(is_settled, lambda: f"{self.api('/cluster')}")
