@@ -11,10 +11,6 @@ from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND, Job
 from greenstalk_server.core.transitions import placing
-from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.startup import replay_all
-from tests.journal.disk import Disk
 from tests.journal.workload import ELSEWHERE, TUBES, Bench
 
 NAMES = ("mail", "p" * 40, "other")
@@ -126,12 +122,3 @@ class PolicyBench(Bench):
         policies = {name: documents[-1][1] for name, documents in self.history.policies.items() if documents[-1][1]}
         assert self.journal.policies == policies
         assert all(self.history.keys[key][-1][1] == value for key, value in self.journal.keys.items())
-
-    def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
-        jobs: dict[int, Job] = {}
-        tubes: dict[bytes, Tube] = {}
-        recovery = Recovery(lambda name: tubes.setdefault(name, Tube(name, jobs)), jobs)
-        replay_all(disk, recovery)
-        recovery.settle(self.now)
-        self.history.check_entries(recovery.policies, recovery.keys, self.safe, self.now)
-        super().check_after_crash(disk, is_strict)

@@ -262,7 +262,9 @@ class History:
 
     def _recorded(self, snapshot: JobSnapshot | None) -> JobSnapshot | None:
         """Return the part of *snapshot* that is in records."""
-        return snapshot if snapshot is None or self.records_keys else replace(snapshot, unique_key=b"")
+        if snapshot is None or self.records_keys or not snapshot.unique_key:
+            return snapshot
+        return replace(snapshot, unique_key=b"")
 
     def _lacks_events(self, found: JobSnapshot | None, possible: list[JobSnapshot | None]) -> bool:
         """Return whether *found* differs from a possible snapshot only in events that a full disk had no room for."""
@@ -793,6 +795,7 @@ class Bench:
         ends_remote = self._crashes % 2 == 0
         broker = recovered(disk, self.now, is_strict, ends_remote=ends_remote)
         self.history.check(broker, self.safe, self.now, self.journal.safe, ends_remote=ends_remote)
+        self.history.check_entries(broker.policy_store.documents, broker.retained_keys.table, self.safe, self.now)
 
     @property
     def live_bytes(self) -> int:
@@ -859,9 +862,9 @@ def recovered(
 
 def _possible_values(entries: list[tuple[int, T]], safe: int, before: T) -> list[T]:
     """Return the value as of record *safe*, and all later ones; *before* is the value before the first entry."""
-    possible = [before]
-    for sequence, value in entries:
-        if sequence <= safe:
-            possible.clear()
+    possible = []
+    for sequence, value in reversed(entries):
         possible.append(value)
-    return possible
+        if sequence <= safe:
+            return possible
+    return [*possible, before]
