@@ -36,6 +36,7 @@ from greenstalk_server.journal.replayed_segment import (
     ReplayedSegment,
     crc_of,
     is_begun,
+    is_blank,
     is_unwritten,
     sound_job,
 )
@@ -127,7 +128,7 @@ class Recovery:
         use: it is not damage, unless its number is below all others (see `_note_blank`).
         """
         self.highest_number = max(self.highest_number, number)
-        if not data.strip(b"\0"):
+        if is_blank(data):
             if not self.segments:
                 self._blank.append((file, len(data)))
             return None
@@ -341,7 +342,7 @@ class Recovery:
             at = stop
             segment.end = at
         self.sequence = sequence
-        if at < end and data[at:].strip(b"\0"):
+        if not is_blank(data, at):
             self._note_tail(segment, at, end, sequence)
 
     def _skip_partial_group(self, segment: ReplayedSegment, data: bytes, at: int, stop: int, sequence: int) -> int:

@@ -29,6 +29,8 @@ _COPIED: Final = 4096
 SECTOR: Final = 512
 """Bytes that a disk writes atomically."""
 
+_ZEROS: Final = bytes(65536)
+
 
 @dataclass(slots=True)
 class Damage:
@@ -115,10 +117,17 @@ def sound_job(data: bytes, at: int, sequence: int, salt: bytes) -> int:
     return stop if is_sound and length >= record.MIN_PAYLOAD[kind] else 0
 
 
+def is_blank(data: bytes, at: int = 0) -> bool:
+    """Return whether *data* has only zeros from *at* on. `strip` takes 20 ms for 10 MB."""
+    while data.startswith(_ZEROS, at):
+        at += len(_ZEROS)
+    return not data[at : at + len(_ZEROS)].strip(b"\0")
+
+
 def is_begun(data: bytes) -> bool:
     """Return whether the header of the segment *data* is complete; if not, nothing in the segment was acknowledged."""
     size = record.SEGMENT_HEADER_SIZE
-    return len(data.rstrip(b"\0")) >= size and bool(data[:size].strip(b"\0"))
+    return not is_blank(data[:size]) and not is_blank(data, size - 1)
 
 
 def is_unwritten(data: bytes, at: int, end: int) -> bool:

@@ -21,7 +21,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.replayed_segment import SECTOR, Damage
+from greenstalk_server.journal.replayed_segment import SECTOR, Damage, is_blank
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.startup import replay_all
 from greenstalk_server.runtime.exit_codes import StartError
@@ -779,3 +779,10 @@ def test_start_truncates_a_torn_tail_and_the_next_start_finds_none() -> None:
     assert len(disk.read("journal.3")) == SAMPLE.places[3][-1][0]
     assert sorted(disk.list()) == ["journal.1", "journal.2", "journal.3", "journal.6"]
     recovered(disk, START)
+
+
+@pytest.mark.parametrize("at", [0, 65_535, 65_536, 131_072, 199_999])
+def test_a_byte_anywhere_in_a_large_file_is_found(at: int) -> None:
+    data = bytes(at) + b"x" + bytes(199_999 - at)
+    assert not is_blank(data) and not is_blank(data, at)
+    assert is_blank(data, at + 1)
