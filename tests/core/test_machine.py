@@ -18,6 +18,7 @@ from greenstalk_server.core.operations import connecting, reserving, ticking
 from greenstalk_server.core.timers import NEVER
 from tests.core.model import Model, ModelJob, Tie
 from tests.support import invariants
+from tests.support.examples import examples
 from tests.support.world import START, Actor, World
 
 CLIENTS = 6
@@ -468,7 +469,7 @@ def ids(jobs: list[ModelJob]) -> list[int]:
 
 
 class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
-    settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=examples(40), stateful_step_count=50, deadline=None)
 
 
 class WithTubeSets(TestCase):
@@ -482,7 +483,7 @@ class WithTubeSets(TestCase):
 
 @pytest.mark.pure
 class TestBrokerWithTubeSetsOfTwo(WithTubeSets, BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
-    settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=examples(20), stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.pure

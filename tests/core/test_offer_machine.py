@@ -10,9 +10,10 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from greenstalk_server.core.tubes.head_watch import Head, head_of
 from tests.core.offer_model import OFFER_TIME, OfferModel
 from tests.core.test_machine import CLIENTS, PICKS, TUBES, BrokerMachine, WithTubeSets
+from tests.support.examples import examples
 from tests.support.world import START, Actor
 
-SETTINGS = settings(max_examples=30, stateful_step_count=50, deadline=None)
+SETTINGS = settings(max_examples=examples(15), stateful_step_count=50, deadline=None)
 
 
 class OfferMachine(BrokerMachine):

@@ -30,6 +30,7 @@ from tests.core.test_machine import (
     BrokerMachine,
     WithTubeSets,
 )
+from tests.support.examples import examples
 from tests.support.world import EDITS, START, FullJournal, World, slots
 
 TUBES = st.sampled_from(["default", "a", "b", "d"])
@@ -400,13 +401,11 @@ def near(expected: int, found: int) -> int:
 pytestmark = pytest.mark.timeout(600)  # CI runs the pure build at the same time as all other tests, with little CPU
 
 SETTINGS = settings(
-    max_examples=30,
+    max_examples=examples(15),
     stateful_step_count=50,
     deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much],
 )
-"""The examples are the same in each run. To look for others, set `derandomize` to False and raise `max_examples`."""
 
 
 class TestPolicies(PolicyMachine.TestCase):  # type: ignore[misc, valid-type]

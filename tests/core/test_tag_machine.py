@@ -14,6 +14,7 @@ from greenstalk_server.core.operations import ticking
 from greenstalk_server.protocol.extended_stats import group_stats
 from tests.core.tag_model import TagJob, TagModel, is_held
 from tests.core.test_machine import DELAYS, PICKS, PRIS, TUBES, BrokerMachine, WithTubeSets
+from tests.support.examples import examples
 from tests.support.world import START
 
 Drawn: TypeAlias = tuple[str, int, int, tuple[str, int, str, int, str, str]]
@@ -103,7 +104,7 @@ class TagMachine(BrokerMachine):
 pytestmark = pytest.mark.timeout(600)  # CI runs the pure build beside all other tests, with little CPU
 
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=examples(30),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much],

@@ -28,6 +28,7 @@ from tests.journal.disk import Disk
 from tests.net.in_process import listen, wait_until
 from tests.support import invariants
 from tests.support.daemon import TIMEOUT
+from tests.support.examples import examples
 from tests.support.world import make_broker
 
 CLIENTS: Final = 3
@@ -161,7 +162,7 @@ def test_client_that_closes_its_side_while_it_waits_with_much_input_gets_all_rep
         place.close()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(STEPS, min_size=20, max_size=40))
 def test_states_keep_their_invariants_and_every_connection_ends(steps: list[Step]) -> None:
     place = Place()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from greenstalk_server.protocol.arguments import MAX_PUT_LINE
 from greenstalk_server.protocol.verb import MAX_LINE
+from tests.support.examples import examples
 from tests.support.talk import MARK, Talk, buffered_bytes
 
 pytestmark = pytest.mark.each_build
@@ -58,7 +59,7 @@ def cut_at(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(edges)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(CONVERSATIONS, st.lists(st.integers(0, 10_000), max_size=40))
 @example(b"quit\r\nput 0 0 60 0\r\n\r\n", [6])
 def test_replies_do_not_depend_on_the_pieces_of_the_input(data: bytes, cuts: list[int]) -> None:
@@ -68,7 +69,7 @@ def test_replies_do_not_depend_on_the_pieces_of_the_input(data: bytes, cuts: lis
     assert whole.session.is_closing == cut.session.is_closing
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=300) | CONVERSATIONS.filter(bool), max_size=15))
 def test_random_bytes_raise_no_exception_and_buffers_are_bounded(pieces: list[bytes]) -> None:
     talk = Talk()
@@ -83,7 +84,7 @@ def test_random_bytes_raise_no_exception_and_buffers_are_bounded(pieces: list[by
     assert not talk.broker.clients
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.sampled_from([b"a" * 100, b"\r", b"\n", b"a", b"\0" * 150, b"put "]), max_size=60))
 @example([b"put ", *[b"a" * 100] * 12, b"\r"])
 def test_endless_line_buffers_at_most_a_maximum_line(pieces: list[bytes]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.shards import SHARDS, Front, Shards, tube_on
 
 CLIENTS: Final = 3
@@ -156,7 +157,7 @@ class Player:
         return b"\n".join([next(names) if line.startswith(b"- ") else line for line in lines])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(STEPS)
 def test_shards_reply_like_one_server(steps: list[Step]) -> None:
     one, shards = Player(Shards(count=1)), Player(Shards())
