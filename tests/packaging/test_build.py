@@ -21,12 +21,15 @@ PACKAGE = REPOSITORY / "greenstalk_server"
 
 
 class Tree:
-    """A copy of the package in *directory*, as in an installation or, with setup.py, in a checkout."""
+    """A copy of the package in *directory*, as in an installation or, with setup.py, in a checkout.
+
+    It has the bytecode of the sources, so that not each interpreter compiles them.
+    """
 
     def __init__(self, directory: Path, *, is_checkout: bool) -> None:
         self.directory = directory
         self.package = directory / "greenstalk_server"
-        shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("__pycache__", "*.so", "not_compiled.txt"))
+        shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("*.so", "not_compiled.txt"))
         if is_checkout:
             shutil.copy(REPOSITORY / "setup.py", directory)
 

@@ -28,6 +28,12 @@ SOURCES = {
 
 TEMPLATES = f"greenstalk_server/web/__pycache__/templates.{sys.implementation.cache_tag}.cache"
 
+REMOVED = {
+    "greenstalk_server/removed.py": "greenstalk_server/removed.py",
+    "greenstalk_server/web/templates/removed.html": "templates/removed.html",
+}
+"""Files that an earlier build had, and their paths in its checkout."""
+
 NEEDED_TO_BUILD = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 pytestmark = pytest.mark.timeout(300)
@@ -35,11 +41,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the files that a build needs, with their compiled core. A build writes into its checkout."""
-    copy = copy_of_checkout(tmp_path_factory.mktemp("source"))
-    (copy / "build" / "compiled").mkdir(parents=True)
-    shutil.copy(compiled_library(), copy / "build" / "compiled")
-    return copy
+    """A copy of the files that a build needs. A build writes into its checkout."""
+    return copy_of_checkout(tmp_path_factory.mktemp("source"))
 
 
 def copy_of_checkout(copy: Path) -> Path:
@@ -67,15 +70,23 @@ def compile_only(copy: Path, module: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout: Path) -> Path:
-    """The wheel of a checkout with an earlier build, which had one more module and one more template."""
-    removed = [checkout / "greenstalk_server" / "removed.py", checkout / "templates" / "removed.html"]
-    for file in removed:
-        file.write_text("")
-    assert {"greenstalk_server/removed.py", "greenstalk_server/web/templates/removed.html"} <= names(build(checkout))
-    for file in removed:
-        file.unlink()
-    return build(checkout)
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a checkout with its compiled core."""
+    copy = copy_of_checkout(tmp_path_factory.mktemp("source"))
+    (copy / "build" / "compiled").mkdir(parents=True)
+    shutil.copy(compiled_library(), copy / "build" / "compiled")
+    return build(copy)
+
+
+@pytest.fixture(scope="module")
+def uncompiled(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that was built without a compiler, when the checkout had the files REMOVED too."""
+    for path in REMOVED.values():
+        (checkout / path).write_text("")
+    wheel = build(checkout, PATH=without_a_compiler(tmp_path_factory.mktemp("bin") / "python"))
+    for path in REMOVED.values():
+        (checkout / path).unlink()
+    return wheel.rename(checkout.parent / wheel.name)
 
 
 def build(checkout: Path, **variables: str) -> Path:
@@ -130,18 +141,20 @@ def test_wheel_has_every_file_the_compiled_core_and_the_compiled_templates(wheel
     assert wheel.name.partition(f"-{python}-{python}-linux_")[1]
 
 
-def test_pure_wheel_is_for_every_platform(tmp_path: Path) -> None:
-    copy = copy_of_checkout(tmp_path)
-    wheel = built_wheel(copy, pip_wheel(copy, GREENSTALK_PURE="1"))
+@pytest.mark.usefixtures("uncompiled")
+def test_pure_wheel_is_for_every_platform(checkout: Path) -> None:
+    """It has nothing of the earlier build."""
+    wheel = built_wheel(checkout, pip_wheel(checkout, GREENSTALK_PURE="1"))
     assert wheel.name.endswith("-py3-none-any.whl")
     assert names(wheel) == installed_files()
 
 
-def test_without_a_compiler_the_pure_core_is_installed_and_says_what_to_install(tmp_path: Path) -> None:
-    wheel = build(copy_of_checkout(tmp_path / "source"), PATH=without_a_compiler(tmp_path / "bin"))
-    assert wheel.name.endswith("-py3-none-any.whl")
-    assert names(wheel) == installed_files() | {"greenstalk_server/not_compiled.txt"}
-    warning = first_log_line(wheel, tmp_path)
+def test_without_a_compiler_the_pure_core_is_installed_and_says_what_to_install(
+    uncompiled: Path, tmp_path: Path
+) -> None:
+    assert uncompiled.name.endswith("-py3-none-any.whl")
+    assert names(uncompiled) == installed_files() | REMOVED.keys() | {"greenstalk_server/not_compiled.txt"}
+    warning = first_log_line(uncompiled, tmp_path)
     assert "the core runs as pure Python, and a command costs about half more CPU: " in warning
     assert "there was no C compiler (" in warning
     assert warning.endswith("; run `apt-get install gcc libc6-dev python3-dev`, then install the server again")
@@ -152,15 +165,15 @@ def test_failing_compiler_leaves_the_pure_core_and_the_reason(tmp_path: Path) ->
     compile_only(copy, "core/tubes/durations")  # mypyc translates all modules before it runs the C compiler
     wheel = build(copy, CC="false")
     assert wheel.name.endswith("-py3-none-any.whl")
-    warning = first_log_line(wheel, tmp_path)
-    assert "mypyc or the C compiler failed; its messages are in the output of `pip install --verbose`" in warning
-    assert warning.endswith("; repair that, then install the server again")
+    with zipfile.ZipFile(wheel) as archive:
+        note = archive.read("greenstalk_server/not_compiled.txt").decode()
+    assert "mypyc or the C compiler failed; its messages are in the output of `pip install --verbose`" in note
+    assert note.endswith("; repair that, then install the server again\n")
 
 
-def test_required_compilation_fails_without_a_compiler(tmp_path: Path) -> None:
-    copy = copy_of_checkout(tmp_path / "source")
+def test_required_compilation_fails_without_a_compiler(checkout: Path, tmp_path: Path) -> None:
     path = without_a_compiler(tmp_path / "bin")
-    done = pip_wheel(copy, PATH=path, GREENSTALK_COMPILE="1")
+    done = pip_wheel(checkout, PATH=path, GREENSTALK_COMPILE="1")
     assert done.returncode == 1
     (line,) = [line.strip() for line in done.stderr.splitlines() if "GREENSTALK_COMPILE" in line]
     assert line.startswith("GREENSTALK_COMPILE=1 is set, but the core cannot be compiled: there was no C compiler (")
