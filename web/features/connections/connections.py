@@ -113,6 +113,9 @@ FORMER: Final = "connection.former"
 CLOSE: Final = "connection.close"
 """Questions to the other processes."""
 
+MAX_MATCHING: Final = 20_000
+"""Maximum number of connections that match a filter by what is on shards other than that of their process."""
+
 MAX_HOLDS: Final = 5
 """Maximum number of held tubes that the page of a connection shows."""
 
@@ -211,13 +214,13 @@ class Connections:
     def _matching(self, query: str) -> set[int]:
         """Return the numbers of the connections that match *query* by what they use, watch or hold elsewhere."""
         answers: Iterable[list[int]] = self._shards.ask_others(MATCHING, query=query).values()
-        return set(chain(self._matching_here(query), *answers))
+        return set(islice(chain(self._matching_here(query), *answers), MAX_MATCHING))
 
     def _matching_here(self, query: str) -> list[int]:
         """Return the numbers of the remote clients of this shard that match *query*."""
         pace, brokers = Pace(), self._shards.brokers
         found = [client for broker in brokers for client in matching_clients(broker, query, pace, are_remote=True)]
-        return [client.number for client in found]
+        return [client.number for client in found[:MAX_MATCHING]]
 
     def find(self, number: int) -> FoundConnection:
         """Return the connection *number*, with all that it uses, watches and holds. May switch.
