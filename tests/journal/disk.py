@@ -131,7 +131,7 @@ class Disk:
         self._change("create")
         if name in self._names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-        if self.used + self._allocated(size) > self.capacity or self.free_files() <= 0:
+        if self._has_no_room(self._allocated(size)) or self.free_files() <= 0:
             raise os_error(errno.ENOSPC, name)
         inode = Inode()
         inode.resize(size)
@@ -139,7 +139,7 @@ class Disk:
         return self._open(inode)
 
     def free(self) -> int:
-        return self.capacity - self.used
+        return self.capacity - self.used if self.capacity < UNLIMITED else UNLIMITED
 
     def free_files(self) -> int:
         return self.max_files - len({*self._names.values(), *self._handles.values()})
@@ -147,7 +147,7 @@ class Disk:
     def grow(self, handle: int, size: int) -> None:
         self._change("grow")
         inode = self._handles[handle]
-        if self.used + self._allocated(size) - self._allocated(len(inode.cached)) > self.capacity:
+        if self._has_no_room(self._allocated(size) - self._allocated(len(inode.cached))):
             raise os_error(errno.ENOSPC, "grow")
         inode.resize(size)
 
@@ -162,7 +162,7 @@ class Disk:
         except OSError:
             inode.write(offset, data[: self.random.randrange(len(data) + 1)])
             raise
-        if offset + len(data) > len(inode.cached) and self.used + len(data) > self.capacity:
+        if offset + len(data) > len(inode.cached) and self._has_no_room(len(data)):
             raise os_error(errno.ENOSPC, "write")
         inode.write(offset, data)
 
@@ -229,6 +229,10 @@ class Disk:
             for inode in changes[: chance.prefix_of(len(changes))]:
                 _put(names, name, inode)
         return Disk({name: inode.after_crash(chance) for name, inode in names.items()})
+
+    def _has_no_room(self, size: int) -> bool:
+        """Return whether *size* more bytes exceed the capacity. The used ones are counted only if it is limited."""
+        return self.capacity < UNLIMITED and self.used + size > self.capacity
 
     def _allocated(self, size: int) -> int:
         """Return the bytes that a file of *size* bytes takes."""
