@@ -5,6 +5,7 @@ PostgreSQL refuses to run as root. For root it runs as the user `postgres`, whic
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from typing import Final, Self
 
 import psycopg
 
-from tests.support.daemon import TIMEOUT
+from tests.support.daemon import REPOSITORY, TIMEOUT
 from tests.support.ports import free_ports
 
 SETTINGS: Final = (
@@ -28,6 +29,11 @@ SETTINGS: Final = (
     "synchronous_commit = on",
     "wal_level = replica",
 )
+
+
+def _copy(directory: Path, target: Path) -> None:
+    """Copy *directory* with its owner and permissions, which PostgreSQL checks."""
+    subprocess.run(["cp", "-a", str(directory), str(target)], check=True)
 
 
 def _exists(pid: int) -> bool:
@@ -51,7 +57,7 @@ class Cluster:
         if os.geteuid() == 0:
             shutil.chown(self.directory, "postgres", "postgres")
         if upstream is None:
-            self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
+            self._create()
         else:
             self._run("pg_basebackup", "-D", str(self._data), "-d", upstream.admin_url, "-R", "-c", "fast", "--no-sync")
         socket_directory = f"unix_socket_directories = '{self.directory}'"
@@ -61,6 +67,21 @@ class Cluster:
         if upstream is None:
             with psycopg.connect(self.admin_url, autocommit=True) as connection:
                 connection.execute("CREATE DATABASE greenstalk")
+
+    def _create(self) -> None:
+        """Create the directory of the server: a copy of one that initdb made before, which takes a tenth of its CPU."""
+        made = REPOSITORY / "build" / f"postgresql-{bin_directory().parent.name}"
+        made.parent.mkdir(exist_ok=True)
+        with made.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", "postgres", "--no-sync", "-E", "UTF8")
+                part = made.with_suffix(".part")
+                shutil.rmtree(part, ignore_errors=True)
+                _copy(self._data, part)
+                part.rename(made)
+                return
+        _copy(made, self._data)
 
     def __enter__(self) -> Self:
         return self
