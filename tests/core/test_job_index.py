@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenstalk_server.core.broker import SLICE, Broker
@@ -19,6 +19,7 @@ from greenstalk_server.core.operations import connecting, finishing, kicking, pu
 from greenstalk_server.core.sorted_keys import MAX_CHUNK, MIN_CHUNK
 from greenstalk_server.core.tubes.tube import Tube
 from tests.support import invariants
+from tests.support.examples import examples
 from tests.support.world import START, make_broker
 
 MANY: Final = 8 * MAX_CHUNK
@@ -86,6 +87,7 @@ BATCH = st.tuples(
 """Whether to add, the lowest id, the number of ids, the step between them, and a seed of their order and ranks."""
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(BATCH, max_size=8))
 def test_batches_of_additions_and_removals_keep_the_order(batches: list[tuple[bool, int, int, int, int]]) -> None:
     """Batches are large enough to split, empty and merge chunks."""

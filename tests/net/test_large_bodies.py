@@ -19,7 +19,7 @@ from tests.support.talk import Talk
 from tests.support.world import make_broker
 
 LARGE = 30_000_000
-COUNT = 6
+COUNT = 4
 MAX_ITERATION = 10_000_000
 """Maximum CPU time of an iteration of the event loop, in nanoseconds."""
 
@@ -63,8 +63,9 @@ def test_no_loop_iteration_copies_a_large_body(sync: Sequence[str], tmp_path: Pa
     figures, directory = tmp_path / "longest", tmp_path / "journal"
     directory.mkdir()
     measured = (sys.executable, "-m", "tests.net.measured", str(figures))
-    flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-z", str(LARGE), "--memory-limit", "160m", "-b", str(directory))
-    bodies = [os.urandom(LARGE) for _ in range(COUNT)]
+    flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-z", str(LARGE), "--memory-limit", "110m", "-b", str(directory))
+    some = os.urandom(LARGE // 30)
+    bodies = [bytes([id]) + some * 29 for id in range(COUNT)]
     with Daemon(*flags, *sync, command=measured) as daemon:
         with Client(daemon) as client:
             for id, body in enumerate(bodies, 1):

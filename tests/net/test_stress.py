@@ -30,7 +30,7 @@ from tests.support.world import make_broker
 
 MAX_JOB_SIZE: Final = 2_000_000
 
-BATCHES: Final = 12
+BATCHES: Final = 6
 """Batches of commands of each connection. All commands of a batch are sent before the first of them is answered."""
 
 TUBES: Final = b"".join(b"watch %0190d\r\n" % number for number in range(500))
