@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, Final, TypeVar, get_type_hints
 
 from msgspec import Struct
@@ -119,10 +119,11 @@ def endpoint(
 
 def endpoints_of(group: object) -> Iterator[Endpoint]:
     """Yield the endpoints of *group* in the order of their definition. The class of the tag Marks is MarksEndpoints."""
+    tag, _ = tag_of(group)
     for name, function in vars(type(group)).items():
         mark = getattr(function, _MARK, None)
         if mark is not None:
-            yield _endpoint(group, name, function, mark)
+            yield replace(_endpoint(tag, name, function, mark), handler=getattr(group, name))
 
 
 def tag_of(group: object) -> tuple[str, str]:
@@ -130,14 +131,16 @@ def tag_of(group: object) -> tuple[str, str]:
     return type(group).__name__.removesuffix("Endpoints"), inspect.getdoc(group) or ""
 
 
-def _endpoint(group: object, name: str, function: Callable[..., Any], mark: Callable[..., Endpoint]) -> Endpoint:
+@cache
+def _endpoint(tag: str, name: str, function: Callable[..., Any], mark: Callable[..., Endpoint]) -> Endpoint:
+    """Return the endpoint *name* of no group yet. Its annotations are read once, not for each takeover."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
     summary, _, description = (inspect.getdoc(function) or "").partition("\n")
     answer, query, body = hints.pop("return"), hints.pop("query", None), hints.pop("body", None)
     return mark(
         name=name,
-        tag=tag_of(group)[0],
+        tag=tag,
         summary=summary.rstrip("."),
         description=description.strip(),
         query=query,
@@ -145,5 +148,5 @@ def _endpoint(group: object, name: str, function: Callable[..., Any], mark: Call
         is_body_needed=body is not None and parameters["body"].default is inspect.Parameter.empty,
         path_types=hints,
         answer=None if answer is type(None) else answer,
-        handler=getattr(group, name),
+        handler=function,
     )
