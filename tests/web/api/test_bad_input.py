@@ -26,6 +26,7 @@ from .conftest import ROOT, TOKEN, Program, bearer, problem
         ("/jobs?limit=1e1", "limit", "must be a whole number from 1 to 1000"),
         ("/jobs?limit=%D9%A1", "limit", "must be a whole number from 1 to 1000"),
         ("/jobs?limit=1&limit=2", "limit", "is given more than once"),
+        (f"/audit?id={2**64}", "id", "must be a whole number from 1 to 18446744073709551615"),
         ("/jobs?state=Ready", "state", "must be one of buried, delayed, ready, reserved"),
         ("/jobs?tube=", "tube", "must be a tube name: 1 to 200 of"),
         ("/jobs?tube=-a", "tube", "must be a tube name: 1 to 200 of"),
@@ -97,6 +98,11 @@ def test_invalid_body_is_named(queue: Queue, program: Program, body: Any, field:
         return
     assert problem(response, 400, field)["errors"][0]["message"].startswith(message)
     assert not queue.broker.jobs
+
+
+def test_id_in_a_body_is_bounded(program: Program) -> None:
+    found = problem(program.ask("POST", "/redrive", json={"ids": [1, 2**64]}), 400, "ids")
+    assert found["errors"][0]["message"] == "must be a whole number from 1 to 18446744073709551615"
 
 
 @pytest.mark.parametrize(

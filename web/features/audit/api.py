@@ -22,6 +22,7 @@ from greenstalk_server.web.framework.api.values import (
     JobId,
     RequestModel,
     ResponseModel,
+    checked_id,
     instant,
     model_of,
     nanoseconds,
@@ -97,7 +98,7 @@ class AuditEndpoints:
             who=query.who.strip(),
             what=query.what.strip(),
             tube=query.tube.strip(),
-            id=0 if query.id is UNSET else query.id,
+            id=0 if query.id is UNSET else checked_id("id", query.id),
             since=0 if query.since is UNSET else nanoseconds(query.since),
             until=END_OF_TIME if query.until is UNSET else nanoseconds(query.until),
         )

@@ -34,6 +34,7 @@ from greenstalk_server.web.framework.api.values import (
     RequestModel,
     ResponseModel,
     TubeName,
+    checked_id,
 )
 from greenstalk_server.web.reads.jobs.job_orders import BY_ID
 from greenstalk_server.web.reads.jobs.query import Query
@@ -228,7 +229,7 @@ class TasksEndpoints:
         query = parse_selector(body)
         if not query.terms and body.ids is UNSET and not body.all:
             refuse("all", "must be true to change every job; otherwise select jobs by ids, tube, state or q")
-        ids = None if body.ids is UNSET else tuple(dict.fromkeys(body.ids))
+        ids = None if body.ids is UNSET else tuple(dict.fromkeys(checked_id("ids", id) for id in body.ids))
         return self._bulk.plan(change, query, ids, 0.0 if body.rate is UNSET else body.rate)
 
 

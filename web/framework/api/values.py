@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from msgspec import Meta, Struct
 
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 
 
@@ -49,6 +50,15 @@ TubePattern = Annotated[
 ]
 
 JobId = Annotated[int, Meta(ge=1, description="The id of a job.", extra_json_schema={"maximum": MAX_ID}, examples=[42])]
+"""msgspec supports no bounds above 2**63: an id in a query or a body also needs `checked_id`."""
+
+
+def checked_id(field: str, id: int) -> int:
+    """Return *id* if it is at most MAX_ID; otherwise refuse *field*."""
+    if id > MAX_ID:
+        refuse(field, f"must be a whole number from 1 to {MAX_ID}")
+    return id
+
 
 Count = Annotated[int, Meta(ge=0)]
 
