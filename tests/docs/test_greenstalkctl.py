@@ -7,10 +7,9 @@ tests/ctl runs every command.
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
+import greenstalk
 import pytest
 
 from tests.support.daemon import REPOSITORY, Daemon
@@ -20,37 +19,41 @@ from .examples import Example, examples, run
 FIRST, *OTHERS = examples((REPOSITORY / "docs" / "greenstalkctl.md").read_text())
 BLOCKS = [FIRST, *[block for block in OTHERS if re.search(r" \| | < |\$\(", block.commands)]]
 
-SEED = """\
-import sys
-
-import greenstalk
-
-for tube in ("mail", "post"):
-    with greenstalk.Client(("127.0.0.1", int(sys.argv[1])), encoding=None, use=tube, watch=tube) as queue:
-        if tube == "mail" and queue.stats()["total-jobs"] == 0:
-            for _ in range(18):
-                queue.put(b'{"to": "ann"}')
-            for number in (17, 18):
-                queue.bury(queue.reserve_job(number))
-        queue.bury(queue.reserve_job(queue.put(b"buried")))
-        queue.put(b"delayed", delay=3600)
-        queue.put(b"ready")
-"""
-"""Put jobs of each state into two tubes; before that, put jobs 1 to 18, and bury 17 and 18."""
-
 PREAMBLE = """\
-greenstalkctl() {{
-    {python} ../seed.py "$PORT_OF_QUEUE" < /dev/null
+ask() {
+    printf "$1\\r\\n" >&7
+    read -r -u 7 REPLY
+}
+seed() {  # only built-in commands: an interpreter for each call would take most of the CPU
+    local tube id
+    for tube in mail post; do
+        exec 7<>"/dev/tcp/127.0.0.1/$PORT_OF_QUEUE"
+        ask "use $tube"
+        ask "watch $tube"
+        ask 'put 0 0 60 6\\r\\nburied'
+        id=${REPLY//[!0-9]/}
+        ask "reserve-job $id"
+        read -r -u 7 REPLY  # the body
+        ask "bury $id 0"
+        ask 'put 0 3600 60 7\\r\\ndelayed'
+        ask 'put 0 0 60 5\\r\\nready'
+        exec 7>&-
+    done
+}
+greenstalkctl() {
+    seed
     case " $* " in
-        " top ") (sleep 2; printf q) | script -qefc "greenstalkctl top" /dev/null ;;  # the key q, on a terminal
+        " top ")  # the key q, on a terminal, once the table is shown: a program that starts discards earlier keys
+            (until grep -qs tube screen; do sleep 0.1; done; printf q) | script -qefc "greenstalkctl top" screen ;;
         *" put "* | *" tail "* | *" delete "* | *" clear "*) command greenstalkctl --yes "$@" ;;
         *) command greenstalkctl "$@" ;;
     esac
-}}
-producer() {{ echo 'a body'; }}
+}
+producer() { echo 'a body'; }
 echo picture > picture.jpg
 printf 'ann\\nbob\\n' > addresses
 """
+"""Before each command, `seed` puts jobs of each state into two tubes."""
 
 REPLACEMENTS = {"-eq 0": "-gt 0"}
 """The page's test for buried jobs would end the block."""
@@ -58,10 +61,14 @@ REPLACEMENTS = {"-eq 0": "-gt 0"}
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line {block.line}")
 def test_each_block_of_examples_succeeds(block: Example, tmp_path: Path) -> None:
-    (tmp_path / "seed.py").write_text(SEED)
-    preamble = Example(0, PREAMBLE.format(python=shlex.quote(sys.executable)), None, "", "")
+    preamble = Example(0, PREAMBLE, None, "", "")
     flags = ("-l", "127.0.0.1", "-p", "0")
     with Daemon(*flags, "--no-web") as server:
+        with greenstalk.Client(("127.0.0.1", server.port), use="mail") as queue:
+            for _ in range(18):
+                queue.put('{"to": "ann"}')
+            for id in (17, 18):
+                queue.bury(queue.reserve_job(id))
         variables = {"GREENSTALKCTL_SERVER": f"127.0.0.1:{server.port}", "PORT_OF_QUEUE": str(server.port)}
         _, printed = run([preamble, block], tmp_path, REPLACEMENTS, **variables)
     assert printed or ">" in block.commands
