@@ -36,8 +36,8 @@ LONGEST_WAIT = 5.0
 
 syncing = pytest.mark.parametrize("flags", [("-f", "0"), ("-F",)], ids=" ".join)
 
-MANY = 2500
-"""Times that a job is buried, kicked and released: the records are several times what the disk holds."""
+MANY = 1500
+"""Times that a job is buried, kicked and released: the records are four times what is free on the full disk."""
 
 BATCH = 10
 """Jobs whose commands are sent together, since each batch waits for a sync."""
