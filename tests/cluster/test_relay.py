@@ -159,5 +159,5 @@ def test_server_that_reaches_no_other_is_not_ready_and_closes_connections_that_w
         id = put(local, TUBES[0])
         assert local.ask(b"delete %d" % id) == b"DELETED"
         queue.network.mend(is_late=False)
-        put_and_delete(local, TUBES[1])
         wait_until(lambda: first.ask("readyz")[0] == 200, lambda: first.log)
+        put_and_delete(local, TUBES[1])

@@ -41,7 +41,7 @@ def test_nothing_is_acknowledged_while_syncs_fail(failing_disk: FailingDisk) -> 
 
 def test_records_of_a_failed_sync_are_rewritten(failing_disk: FailingDisk) -> None:
     """Records acknowledged before a failed sync are in memory only: the kernel counts their pages as written."""
-    with serving(failing_disk.path, "-f", "1000") as server, Peer(server) as peer:
+    with serving(failing_disk.path, "-f", "5000") as server, Peer(server) as peer:  # the changes take 0.1 to 2 s
         before = [id_of(put(peer, bytes(SIZE))) for _ in range(70)]  # the second segment has room for all that follows
         eventually(lambda: states(peer, before[:1]) == ["ready"], "it answers")
         failing_disk.break_down()
