@@ -511,7 +511,7 @@ class Link(ProcessSocket):
     shard   the shard that the other process leads, by its own account; NO_SHARD if it leads none.
     host    this process.
     silence number of `ping` since the peer was last heard.
-    peer_stats  the reply to `stats` that the peer has sent, since it leads no shard; else empty.
+    peer_stats  the statistics of the clients that the peer accepted while it led no shard; empty if it always led one.
     lost    set when the link is lost.
     is_reported     `report` was called.
     is_resigning    `resign` was called.
@@ -644,7 +644,7 @@ class Link(ProcessSocket):
             self._taken = 0
 
     def ping(self, stats: bytes) -> None:
-        """Let the peer hear from this process; *stats* are its statistics if it leads no shard, else empty."""
+        """Let the peer hear from this process; *stats* become the peer's `peer_stats`."""
         self.silence += 1
         self._write(frame(frames.PING, 0, stats))
 

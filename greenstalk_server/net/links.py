@@ -22,6 +22,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
@@ -207,6 +208,8 @@ class Links:
         the process to itself, as they do not use *broker*.
         """
         ends = socket.socketpair()
+        if self.front is not None:
+            self.front.facts = replace(self.front.facts, rusage=_no_usage)  # `stats` adds the usage of both brokers
         self.broker, self.committer = broker, committer
         broker.heads.on_change = self._note_output
         self.own = shard
@@ -237,10 +240,13 @@ class Links:
         self._sessions += 1
         return self._sessions
 
-    def standby_stats(self) -> list[bytes]:
-        """Return the replies to `stats` of the processes that lead no shard, up to PING_INTERVAL old."""
-        links = self._links.values()
-        return [link.peer_stats for link in links if link.shard == NO_SHARD and link.peer_stats]
+    def standby_stats(self, broker: Broker) -> list[bytes]:
+        """Return the statistics of `front` of all processes, up to PING_INTERVAL old, but for those of *broker*."""
+        found = [link.peer_stats for link in self._links.values() if link.peer_stats]
+        return found if self.front in (None, broker) else [self._front_stats(), *found]
+
+    def _front_stats(self) -> bytes:
+        return replies.stats(server_stats(self.front, self.clock())) if self.front is not None else b""
 
     def standbys(self) -> list[str]:
         """Return the ids of the other processes that lead no shard, and that can be reached now."""
@@ -483,8 +489,7 @@ class Links:
             if self._refusals > MAX_REFUSALS:
                 log.warning("refused %d more links", self._refusals - MAX_REFUSALS)
             self._refusals = 0
-            is_idle = self.own == NO_SHARD
-            stats = replies.stats(server_stats(self.broker, self.clock())) if is_idle else b""
+            stats = self._front_stats()
             others = [link for link in self._links.values() if link.peer != self._identity.process]
             for link in others:
                 if link.silence < MAX_SILENCE:
@@ -765,6 +770,11 @@ class Links:
         self._refusals += 1
         if self._refusals <= MAX_REFUSALS and not self._is_stopping:
             log.warning("refused a link%s: %s", transport.origin(address), reason_of(error))
+
+
+def _no_usage() -> tuple[float, float]:
+    """Return no CPU time, in place of `ServerFacts.rusage`."""
+    return 0.0, 0.0
 
 
 def _ignore_rival(process: str) -> None:

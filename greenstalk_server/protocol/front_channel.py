@@ -13,6 +13,7 @@ from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.protocol.replies import CRLF
 
 if TYPE_CHECKING:
+    from greenstalk_server.core.broker import Broker
     from greenstalk_server.protocol.front_session import FrontSession
 
 NO_SHARD: Final = -1
@@ -80,8 +81,11 @@ class Routes(Protocol):
     def new_session(self) -> int:
         """Return the number of a new session, which no other session of this process has."""
 
-    def standby_stats(self) -> list[bytes]:
-        """Return the last known replies to `stats` of the other processes that lead no shard."""
+    def standby_stats(self, broker: Broker) -> list[bytes]:
+        """Return the last known statistics of the clients that processes accepted while they led no shard.
+
+        Those of *broker* are left out.
+        """
 
     def open(self, shard: int, channel: Channel) -> Wire:
         """Connect a remote client at *shard*, now or when it can be reached: see Channel."""

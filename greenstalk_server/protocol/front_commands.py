@@ -107,7 +107,7 @@ def _touch_all(session: FrontSession, command: Command, now: int) -> bytes | Non
 
 def _stats(session: FrontSession, command: Command, now: int) -> bytes | None:
     own = sessions.stats(session, command, now)
-    return session.everywhere(merged_stats, own, *session.routes.standby_stats())
+    return session.everywhere(merged_stats, own, *session.routes.standby_stats(session.broker))
 
 
 def _stats_group(session: FrontSession, command: Command, now: int) -> bytes | None:

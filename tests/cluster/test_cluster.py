@@ -141,10 +141,12 @@ def test_stats_of_each_server_count_the_connections_of_all(queue: Queue) -> None
     with ExitStack() as stack:
         clients = [stack.enter_context(connect(node)) for node in queue.nodes]
 
-        def counts() -> list[bytes]:
-            return [client.stats(b"stats")[b"current-connections"] for client in clients]
+        wait_until(lambda: counts(*clients) == [b"%d" % len(clients)] * len(clients), lambda: f"{counts(*clients)}")
 
-        wait_until(lambda: counts() == [b"%d" % len(clients)] * len(clients), lambda: f"{counts()}")
+
+def counts(*clients: Connection) -> list[bytes]:
+    """Return the number of connections to the queue that the server of each of *clients* states."""
+    return [client.stats(b"stats")[b"current-connections"] for client in clients]
 
 
 def test_killed_owner_is_replaced_and_clients_of_other_servers_stay(queue: Queue) -> None:
@@ -170,7 +172,9 @@ def test_killed_owner_is_replaced_and_clients_of_other_servers_stay(queue: Queue
         job = worker.reserve()
         assert job is not None and job[0] == before
         assert holder.ask(b"delete %d" % kept) == b"DELETED"
-    assert queue.owner(0) is standby
+        assert queue.owner(0) is standby
+        with connect(standby) as newer:  # the others of this server were accepted while it led no shard
+            wait_until(lambda: counts(holder, worker, newer) == [b"4"] * 3, lambda: f"{counts(holder, worker, newer)}")
     queue.restart(victim)
     drain(queue)
 

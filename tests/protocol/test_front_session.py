@@ -40,7 +40,7 @@ class Owner(Wire):
     def new_session(self) -> int:
         return 1
 
-    def standby_stats(self) -> list[bytes]:
+    def standby_stats(self, broker: Broker) -> list[bytes]:
         return []
 
     def open(self, shard: int, channel: Channel) -> Owner:

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count, islice
 from typing import Final
 
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
@@ -214,7 +215,7 @@ class Shard(BrokerListener):
         self.sessions += 1
         return self.sessions
 
-    def standby_stats(self) -> list[bytes]:
+    def standby_stats(self, broker: Broker) -> list[bytes]:
         return []
 
     def open(self, shard: int, channel: Channel) -> Wire:
