@@ -362,7 +362,7 @@ def _serve_as_front(options: Options, environ: Mapping[str, str], resources: _Re
 def _watch_shards(
     options: Options, resources: _Resources, membership: Membership, request_exit: Callable[[], None]
 ) -> None:
-    """Tell the parent, if there is one, which shards lack a server, and end this one if it is extra and not needed."""
+    """Report vacant shards to the parent, if any; end this server if it is an extra one that is not needed."""
     parent, placement = resources.parent, resources.placement
     if parent is not None and placement is not None:
         end = request_exit if placement.is_extra else None

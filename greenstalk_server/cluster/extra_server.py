@@ -1,8 +1,9 @@
-"""Extra servers: a parent starts one for a shard that has neither owner nor standby, and it ends when others return.
+"""Extra servers: a parent starts one for a vacant shard, and the extra server ends when other servers return.
 
-The parent has no connection to the database, so its servers tell it which shards these are. An extra server decides by
-itself when it is not needed: as a standby, when all shards have owners; as an owner, when a standby can take its shard.
-A standby ends sooner. So if several machines have started one, the owner does not move its shard to another extra one.
+A shard is vacant if it has neither an owner nor a standby. The parent has no connection to the database, so its servers
+report the vacant shards to it. An extra server decides by itself when it is not needed: as a standby, when all shards
+have owners; as an owner, when a standby can take its shard. A standby ends sooner. So if several machines have started
+an extra server for one shard, the owner does not move the shard to another extra server.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from greenstalk_server.cluster.membership import Membership
 
 VACANT_FOR: Final = 5
-"""Leases for which a shard must be vacant before the parent knows: a takeover and a restart take less.
+"""Leases for which a shard must be vacant before it is reported: a takeover and a restart take less time.
 
-Shards that are vacant for a lease less are reported with it: they may have lost their owners at the same time.
+Shards that have been vacant for one lease less are reported with it: they may have lost their owners at the same time.
 """
 
 SPARE_STANDBY_FOR: Final = 2
 SPARE_OWNER_FOR: Final = 4
-"""Leases after which an extra server that is not needed ends, or moves its shard."""
+"""Leases after which an extra server that is not needed ends, as a standby, or moves its shard, as an owner."""
 
 REPORT_INTERVAL: Final = 1.0
 """Seconds between two reports."""
@@ -36,18 +37,21 @@ MAX_REPORTED: Final = 64
 """Shards in a report. The others follow in later ones."""
 
 MAX_GAP: Final = 2.0
-"""Seconds between two reads of the membership after which it is unknown what has happened between them."""
+"""Maximum seconds between two reads of the membership; after a longer gap, all measured times start again."""
 
 log = logging.getLogger(__name__)
 
 
 class ExtraServers:
-    """The part of one server of a parent. `look` has to be called after each read of the membership."""
+    """Reports vacant shards to the parent, and ends this server if it is an extra one that is not needed.
+
+    The caller must call `look` after each read of the membership.
+    """
 
     def __init__(
         self, membership: Membership, lease: float, report: Callable[[bytes], None], end: Callable[[], None] | None
     ) -> None:
-        """*lease* is in seconds. *end* ends this server, if it is an extra one."""
+        """*lease* is in seconds. *end* ends this server; None unless it is an extra one."""
         self._membership: Membership = membership
         self._lease: float = lease
         self._report: Callable[[bytes], None] = report
@@ -58,7 +62,10 @@ class ExtraServers:
         self._spare_since: float = 0.0
 
     def look(self) -> None:
-        """Report vacant shards; end this server, or move its shard, if it is a spare one. Switches; raise OSError."""
+        """Report vacant shards. If this is an extra server that is not needed, end it, or move its shard.
+
+        Switches; raise OSError.
+        """
         now, snapshot = self._membership.read_at, self._membership.snapshot
         if now - self._looked_at > MAX_GAP:
             self._vacant_since, self._spare_since = {}, now
@@ -99,6 +106,6 @@ class ExtraServers:
         wanted = {each.id: each.wanted for each in self._membership.snapshot.processes}
         free = [id for id in standbys if wanted[id] is None]
         if free and shard not in [wanted[id] for id in standbys]:
-            log.info("this extra server is not needed: %s is to lead shard %d", free[0], shard)
-            with suppress(MoveRefused):  # it has begun to lead a shard
+            log.info("this extra server is not needed: moving shard %d to process %s", shard, free[0])
+            with suppress(MoveRefused):  # the standby has begun to lead a shard
                 self._membership.request_move(shard, free[0])

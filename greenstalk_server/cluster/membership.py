@@ -55,7 +55,7 @@ class Membership:
     on_read     called after each read; may switch, and raise OSError.
     on_forgotten    called when the others have counted this process as dead: its clients have lost their jobs.
     leads       whether this process leads its shard.
-    relays      returns the processes over which this one reaches others, by the ids of these.
+    relays      returns the ids of the processes that relay the links of this one, by the ids of the peers.
     """
 
     def __init__(self, members: Members, me: str) -> None:

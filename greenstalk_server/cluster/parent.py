@@ -352,7 +352,7 @@ class _Parent:
     ) -> None:
         """*announce* is called when all children have started: clients may connect.
 
-        *make_extra* returns an extra server of a number; None: children cannot report vacant shards.
+        *make_extra* returns an extra server with that number; None if the children do not report vacant shards.
         """
         self._children: list[_Child] = children
         self._make_extra: Callable[[int], _Child] | None = make_extra
@@ -457,7 +457,7 @@ class _Parent:
     def _start_extra(self, vacant: Sequence[int], now: float) -> None:
         """Start an extra server for each of the *vacant* shards that lacks one, if there is memory.
 
-        One that was started before counts as for one of them until it has had time to follow it.
+        An extra server that was started before counts for one of the shards until it has had time to follow a shard.
         """
         extra = [child for child in self._children if child.is_extra]
         coming = [child for child in extra if not child.is_ready or now < child.ready_at + FOLLOWS_AFTER]
@@ -481,9 +481,9 @@ class _Parent:
             log.warning("shards without owner and standby: %s; started until others return: %s", shards, names)
 
     def _memory_problem(self, count: int) -> str:
-        """Return why there is too little memory for *count* extra servers; empty if there is enough, or nobody knows.
+        """Return why there is too little memory for *count* extra servers; empty if there is enough, or if unknown.
 
-        Each may take as much as the largest server. The same must be left then.
+        Each may take as much as the largest server, and the same amount must be left.
         """
         sizes = [found[0] for child in self._children if child.pid and (found := process_memory(child.pid))]
         free, needed = free_memory(), (count + 1) * max(sizes, default=0)

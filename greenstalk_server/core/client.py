@@ -27,8 +27,8 @@ class Client:
     """One client.
 
     number          1 to 2**31-1, in the order of connecting, then from 1 again; those of one shard differ by the number
-                    of shards. After a restart the numbers continue above the highest one in the events of jobs. From
-                    2**31 on at a process that leads no shard: see job_history.FIRST_OF_FRONT.
+                    of shards. After a restart the numbers continue above the highest one in the events of jobs. At a
+                    process that leads no shard, at least 2**31: see job_history.FIRST_OF_FRONT.
     address         peer address, as an operator writes it.
     name            name of the client, such as that in its certificate; empty if unknown.
     connected_at    nanoseconds.

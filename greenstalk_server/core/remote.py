@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 ALL: Final = 2**63
-"""Above the number of each reservation."""
+"""A number above that of every reservation."""
 
 
 class Reservation(NamedTuple):

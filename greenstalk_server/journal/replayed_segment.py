@@ -118,7 +118,7 @@ def sound_job(data: bytes, at: int, sequence: int, salt: bytes) -> int:
 
 
 def is_blank(data: bytes, at: int = 0) -> bool:
-    """Return whether *data* has only zeros from *at* on. `strip` takes 20 ms for 10 MB."""
+    """Return whether *data* has only zeros from *at* on. `strip` alone would take 20 ms for 10 MB."""
     while data.startswith(_ZEROS, at):
         at += len(_ZEROS)
     return not data[at : at + len(_ZEROS)].strip(b"\0")

@@ -644,7 +644,7 @@ class Link(ProcessSocket):
             self._taken = 0
 
     def ping(self, stats: bytes) -> None:
-        """Let the peer hear from this process; *stats* become the peer's `peer_stats`."""
+        """Send a PING; *stats* become the peer's `peer_stats`."""
         self.silence += 1
         self._write(frame(frames.PING, 0, stats))
 

@@ -153,7 +153,7 @@ class Links:
         self._relays: Relays = Relays()
         self._attempts: dict[str, socket.socket] = {}  # on which this process shakes hands with others
         self._last_asked: str = ""  # the process that was asked to relay last
-        self._not_relayed: set[str] = set()  # processes to which a relay was refused since there was a link or a relay
+        self._not_relayed: set[str] = set()  # targets of refused relays, logged since the last link or relay
         self._waiting: dict[int, dict[LinkWire, int]] = {}  # wires without a link, and since when a command waits, or 0
         self._attaching: set[int] = set()
         self._unreached: dict[int, int] = {}  # shards whose owners live, with the time since when there is no link
@@ -241,7 +241,7 @@ class Links:
         return self._sessions
 
     def standby_stats(self, broker: Broker) -> list[bytes]:
-        """Return the statistics of `front` of all processes, up to PING_INTERVAL old, but for those of *broker*."""
+        """Return the statistics of `front` of each process, up to PING_INTERVAL old, without those of *broker*."""
         found = [link.peer_stats for link in self._links.values() if link.peer_stats]
         return found if self.front in (None, broker) else [self._front_stats(), *found]
 
@@ -272,7 +272,7 @@ class Links:
         return link is not None and bool(link.relay)
 
     def relays(self) -> dict[str, str]:
-        """Return the processes over which this one reaches others, by the ids of these."""
+        """Return the ids of the processes that relay the links of this one, by the ids of the peers."""
         return {link.peer: link.relay for link in self._links.values() if link.relay}
 
     def unreached(self) -> list[int]:
@@ -291,7 +291,7 @@ class Links:
     def call(self, target: int | str, name: str, arguments: Message, timeout: float = CALL_TIMEOUT) -> Message:
         """Return the answer of *target* to the call *name*.
 
-        *target* is the id of another process, or a shard: then its owner answers, also if that is this process. Raise
+        *target* is the id of another process, or a shard, whose owner answers, even if that is this process. Raise
         CallError if there is no link, or no answer within *timeout* seconds, or if the answer is an error. Switches.
         """
         if target == self.own:
@@ -773,7 +773,7 @@ class Links:
 
 
 def _no_usage() -> tuple[float, float]:
-    """Return no CPU time, in place of `ServerFacts.rusage`."""
+    """Return no CPU time. Stand in for `ServerFacts.rusage`."""
     return 0.0, 0.0
 
 

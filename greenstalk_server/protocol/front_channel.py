@@ -84,7 +84,7 @@ class Routes(Protocol):
     def standby_stats(self, broker: Broker) -> list[bytes]:
         """Return the last known statistics of the clients that processes accepted while they led no shard.
 
-        Those of *broker* are left out.
+        The clients of *broker* are left out.
         """
 
     def open(self, shard: int, channel: Channel) -> Wire:
@@ -164,7 +164,7 @@ class Channel:
         self.is_awaiting = False
 
     def close(self) -> None:
-        """Disconnect the remote client. What the request without a reply has reserved ends uncounted."""
+        """Disconnect the remote client. Reservations by a request without a reply end uncounted."""
         if self._is_asked:
             self.send(b"received %d" % self.reserved)
         self._wire.close()

@@ -70,7 +70,7 @@ def decline(session: SessionState, command: Command, now: int) -> bytes:
 
 
 def received(session: SessionState, command: Command, now: int) -> bytes:
-    """Have the reservations after the first ones, their number, end uncounted with the client."""
+    """Note the number of jobs that the session has received: later reservations end uncounted with the client."""
     _require_remote(session)
     if session.client.remote is not None:
         session.client.remote.received = command[1]

@@ -51,7 +51,7 @@ def memory_use(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, cgroups: Path = C
 
 
 def free_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, cgroups: Path = CGROUPS) -> int | None:
-    """Return the bytes that both the machine and the limits of control groups leave; None if that is not reported."""
+    """Return the free bytes, the least of the machine and the limits of control groups; None if they are unknown."""
     return min([use.total - use.used for use in (*_machine(meminfo), *_control_groups(cgroup, cgroups))], default=None)
 
 

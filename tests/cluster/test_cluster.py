@@ -145,7 +145,7 @@ def test_stats_of_each_server_count_the_connections_of_all(queue: Queue) -> None
 
 
 def counts(*clients: Connection) -> list[bytes]:
-    """Return the number of connections to the queue that the server of each of *clients* states."""
+    """Return the number of connections to the queue, as the server of each of *clients* counts them."""
     return [client.stats(b"stats")[b"current-connections"] for client in clients]
 
 
@@ -173,7 +173,7 @@ def test_killed_owner_is_replaced_and_clients_of_other_servers_stay(queue: Queue
         assert job is not None and job[0] == before
         assert holder.ask(b"delete %d" % kept) == b"DELETED"
         assert queue.owner(0) is standby
-        with connect(standby) as newer:  # the others of this server were accepted while it led no shard
+        with connect(standby) as newer:  # this server accepted its other connections while it led no shard
             wait_until(lambda: counts(holder, worker, newer) == [b"4"] * 3, lambda: f"{counts(holder, worker, newer)}")
     queue.restart(victim)
     drain(queue)

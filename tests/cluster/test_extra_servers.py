@@ -1,4 +1,4 @@
-"""Extra servers: parents start them for shards without owner and standby. Real processes, a real database and kills."""
+"""Extra servers for shards without owner and standby, with real processes, a real database and kills."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def settle(cluster: Cluster, *machines: Daemon) -> None:
     wait_until(is_settled, lambda: f"{[children(each) for each in machines]}")
 
 
-def test_machine_that_is_left_serves_all_shards_until_the_other_returns(cluster: Cluster) -> None:
+def test_remaining_machine_serves_all_shards_until_the_other_returns(cluster: Cluster) -> None:
     with ExitStack() as stack:
         stays, dies = [stack.enter_context(start(cluster)) for _ in range(2)]
         settle(cluster, stays, dies)
@@ -69,7 +69,7 @@ def test_machine_that_is_left_serves_all_shards_until_the_other_returns(cluster:
             for tube in TUBES:
                 assert client.ask(b"put-in-tube %b 0 0 600 1\r\nx" % tube).startswith(b"INSERTED")
         servers = children(dies)
-        for process in (psutil.Process(dies.process.pid), *servers):  # a parent that is alone would start others
+        for process in (psutil.Process(dies.process.pid), *servers):  # a living parent would restart its servers
             process.suspend()
         for process in (*servers, psutil.Process(dies.process.pid)):
             process.kill()
@@ -98,11 +98,11 @@ def test_machine_that_is_left_serves_all_shards_until_the_other_returns(cluster:
     assert "Traceback" not in log and "is restarted" not in log, log
 
 
-# What a server of a parent decides
+# Decisions of a server
 
 
 class View:
-    """A membership that the test changes by hand, and what the process "me" does. Time is in leases."""
+    """A membership that the test sets, and a record of the actions of the process "me". Time is in leases."""
 
     def __init__(self, is_extra: bool) -> None:
         self.me = "me"
@@ -129,7 +129,7 @@ class View:
         )
 
     def wait(self, leases: float) -> None:
-        """Look as often as the membership is read."""
+        """Call `look` every half lease."""
         for _ in range(round(leases / 0.5)):
             self.servers.look()
             self.read_at += 0.5
@@ -203,7 +203,7 @@ def test_server_that_is_not_an_extra_one_stays() -> None:
     assert view.ends == 0 and view.moves == []
 
 
-# What the parent decides
+# Decisions of the parent
 
 
 def test_extra_server_needs_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

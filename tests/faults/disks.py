@@ -59,7 +59,7 @@ class FailingDisk:
     write to parts of the image that are not allocated. Only the next fdatasync reports this error, and the kernel
     then treats the pages as written.
 
-    A loop device reports success if the first page of a write is allocated, and the others are not. So a free block of
+    A loop device reports success if the first page of a write is allocated but others are not. So a free block of
     the disk must not be in an allocated page: blocks have the size of pages, and `break_down` trims the free ones.
     """
 

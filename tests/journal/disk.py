@@ -231,7 +231,7 @@ class Disk:
         return Disk({name: inode.after_crash(chance) for name, inode in names.items()})
 
     def _has_no_room(self, size: int) -> bool:
-        """Return whether *size* more bytes exceed the capacity. The used ones are counted only if it is limited."""
+        """Return whether *size* more bytes exceed the capacity. Used bytes are counted only if it is limited."""
         return self.capacity < UNLIMITED and self.used + size > self.capacity
 
     def _allocated(self, size: int) -> int:

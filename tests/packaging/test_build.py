@@ -23,7 +23,7 @@ PACKAGE = REPOSITORY / "greenstalk_server"
 class Tree:
     """A copy of the package in *directory*, as in an installation or, with setup.py, in a checkout.
 
-    It has the bytecode of the sources, so that not each interpreter compiles them.
+    It has the bytecode of the sources, so that interpreters do not compile them again.
     """
 
     def __init__(self, directory: Path, *, is_checkout: bool) -> None:

@@ -143,7 +143,7 @@ def test_wheel_has_every_file_the_compiled_core_and_the_compiled_templates(wheel
 
 @pytest.mark.usefixtures("uncompiled")
 def test_pure_wheel_is_for_every_platform(checkout: Path) -> None:
-    """It has nothing of the earlier build."""
+    """The wheel has no file of the earlier build."""
     wheel = built_wheel(checkout, pip_wheel(checkout, GREENSTALK_PURE="1"))
     assert wheel.name.endswith("-py3-none-any.whl")
     assert names(wheel) == installed_files()

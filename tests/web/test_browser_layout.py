@@ -166,7 +166,7 @@ PROBLEMS = f"""([numbers, least]) => {{
     }};
     return Object.entries(found).flatMap(([kind, all]) => all.map(one => `${{kind}}: ${{one}}`));
 }}"""
-"""Returns what does not fit or is too small on the page, whose details are opened. One call takes less CPU than six."""
+"""Opens all details, and returns the problems of the layout. One call takes less CPU than six."""
 
 
 def problems_of(tab: Tab, width: int) -> list[Any]:

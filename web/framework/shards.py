@@ -115,7 +115,7 @@ class Shards:
 
     @property
     def brokers(self) -> list[Broker]:
-        """The brokers of the clients of this process: that of its shard, and that of the time before it led one."""
+        """The brokers of the clients of this process: that of its shard, and the one from before it led a shard."""
         found = [self._broker, self.front]
         return [broker for broker in dict.fromkeys(found) if broker is not None]
 
@@ -126,7 +126,7 @@ class Shards:
 
     @property
     def are_linked(self) -> bool:
-        """Whether there are other processes, or may be some."""
+        """Whether there are other processes, or may be."""
         return self._links is not None
 
     @property
@@ -270,7 +270,7 @@ class Shards:
         return own | _answers(asking)
 
     def _start(self, name: str, arguments: Mapping[_Target, Mapping[str, Any]]) -> dict[_Target, Greenlet]:
-        """Begin to ask the targets of *arguments*, each with its own."""
+        """Start a greenlet for each target, which asks it with its own *arguments*."""
         facts = context_facts() if arguments else {}
         return {
             target: gevent.spawn(self._ask_if_reached, target, name, facts, theirs)
@@ -326,7 +326,7 @@ def call(links: Links, target: Target, name: str, arguments: Message, timeout: f
 
 
 def _answers(asking: Mapping[_Target, Greenlet]) -> dict[_Target, Any]:
-    """Return the answers that there are. Switches."""
+    """Wait for the answers, and return those that are not None. Switches."""
     found = {target: one.get() for target, one in asking.items()}
     return {target: answer for target, answer in found.items() if answer is not None}
 

@@ -19,7 +19,7 @@ from greenstalk_server.web.framework.shards import Shards
 COUNTED: Final = (
     "cmd_", "total_connections", "current_connections", "current_producers", "current_workers", "current_waiting",
 )  # fmt: skip
-"""Beginnings of the names of the stats that concern clients, and so add up."""
+"""Prefixes of the names of the stats about clients, which are added up."""
 
 QUESTION: Final = "front"
 
@@ -27,7 +27,7 @@ QUESTION: Final = "front"
 class FrontFigures(Struct):
     """The figures of the clients of one process.
 
-    stats       values of ServerStats.
+    stats       the values of ServerStats that are in COUNTED.
     limited     how often each limit was hit.
     """
 

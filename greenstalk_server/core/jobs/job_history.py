@@ -54,7 +54,7 @@ LAST_CLIENT: Final = 2**32 - 1
 
 FIRST_OF_FRONT: Final = 2**31
 """The lowest number of a client whose connection was accepted by a process that led no shard. Such a process begins at
-a random one, so that its numbers are not those of another."""
+a random number, so that two of them hardly ever assign the same numbers."""
 
 MAX_EVENTS: Final = 16
 """Maximum number of events of a job; older ones are dropped."""

@@ -39,7 +39,7 @@ def connect(broker: Broker, wake: Callable[[], None]) -> Client:
 def _next_number(last: int, ids: IdSequence) -> int:
     """Return the number of the client that connects after client *last*.
 
-    Below FIRST_OF_FRONT it names its shard, like the id of a job.
+    A number below FIRST_OF_FRONT names its shard, like the id of a job.
     """
     number = last + 1
     if last >= job_history.FIRST_OF_FRONT:

@@ -184,7 +184,7 @@ def record_expiry(job: Job, kind: int, client: int, now: int) -> None:
 def expire_reservation(broker: Broker, job: Job, now: int, *, is_attempt: bool = True) -> None:
     """Requeue the detached *job*, whose reservation ended without a command, or delete it if it is truncated.
 
-    *is_attempt*: for a policy, the reservation was an attempt.
+    *is_attempt*: whether a policy counts the reservation as an attempt.
     """
     tube = job.tube
     if job.is_truncated:

@@ -107,7 +107,7 @@ class DashboardRows:
             self._run(_TRIM, (kind, last, *leader))
 
     def _run(self, query: str, parameters: Sequence[Any], size: int = 0) -> list[Any]:
-        """Run a statement, and repeat it in a new session if its session breaks, which harms no statement here."""
+        """Run a statement; repeat it in a new session if its session breaks. All statements here can be repeated."""
         if not self._is_there:
             self._create()
         try:

@@ -154,7 +154,7 @@ class Process:
     wanted      shard that an operator wants it to lead; None for none.
     is_alive    whether its last heartbeat was less than PROCESS_TIMEOUT ago.
     behind      seconds since it had read the whole journal of the shard that it follows; None if it does not follow.
-    relays      processes that it reaches over another one, as text: PEER:RELAY,...
+    relays      ids of the processes that it reaches over another one, with those of the relays: PEER:RELAY,...
     """
 
     id: str
@@ -170,7 +170,7 @@ class Process:
 
 
 class RelayedLink(NamedTuple):
-    """The names of two servers that reach each other over a third one, and the name of that one."""
+    """The names of two servers, and of the third one that relays their link."""
 
     server: str
     peer: str
@@ -287,10 +287,10 @@ class Members:
         self._lease.assign(queue.journals[shard], IdSequence(queue.base, queue.shards, shard))
 
     def report(self, shard: int | None, leads: bool = False, relays: Mapping[str, str] = NO_RELAYS) -> bool:
-        """Report that this process lives, and *leads* or follows *shard*. If it leads, nobody has to want it.
+        """Report that this process lives, and *leads* or follows *shard*. If it leads, clear a request for this move.
 
-        *relays* are the processes over which it reaches others, by the ids of these. Return False if another process
-        has counted this one as dead, and has deleted its row.
+        *relays*: ids of the processes that relay the links of this one, by the ids of the peers. Return False if
+        another process has counted this one as dead, and has deleted its row.
         """
         led, relayed = shard if leads else None, ",".join([f"{peer}:{relay}" for peer, relay in relays.items()])
         if self._has_row:

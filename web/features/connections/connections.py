@@ -114,7 +114,7 @@ CLOSE: Final = "connection.close"
 """Questions to the other processes."""
 
 MAX_MATCHING: Final = 20_000
-"""Maximum number of connections that match a filter by what is on shards other than that of their process."""
+"""Maximum number of connections that a filter finds by tubes and jobs on shards other than that of their process."""
 
 MAX_HOLDS: Final = 5
 """Maximum number of held tubes that the page of a connection shows."""
@@ -212,7 +212,7 @@ class Connections:
         return FirstConnections(ranked, sum([part.matched for part in found]))
 
     def _matching(self, query: str) -> set[int]:
-        """Return the numbers of the connections that match *query* by what they use, watch or hold elsewhere."""
+        """Return the numbers of the connections that match *query* by the tubes or jobs of their remote clients."""
         answers: Iterable[list[int]] = self._shards.ask_others(MATCHING, query=query).values()
         return set(islice(chain(self._matching_here(query), *answers), MAX_MATCHING))
 
@@ -233,7 +233,7 @@ class Connections:
         parts = [part for _, part in found]
         target, whole = next(((target, part) for target, part in found if not part.is_remote), (0, None))
         if whole is None or not any(part.is_visible for part in parts):
-            raise NotFound(f"Connection {number} is not open: {self._what_became_of(number)}.")
+            raise NotFound(f"Connection {number} is not open: {self._reason_closed(number)}.")
         for part in parts:
             if part is not whole:
                 _add(whole.connection, part.connection, MAX_TUBES_LISTED, MAX_JOBS_LISTED)
@@ -272,7 +272,7 @@ class Connections:
             for client in self._clients(number)
         ]
 
-    def _what_became_of(self, number: int) -> str:
+    def _reason_closed(self, number: int) -> str:
         """Return why the connection *number* is not open."""
         known = [self._former_address(number), *self._shards.ask_fronts(FORMER, number=number).values()]
         address = next(filter(None, known), "") if principal().sees_all else ""

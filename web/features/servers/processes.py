@@ -1,4 +1,4 @@
-"""The processes of the queue: which shard each owns, if it owns one, its load, and its links to the others."""
+"""The processes of the queue: the shard of each, if it owns one, its load, and its links to the others."""
 
 from __future__ import annotations
 

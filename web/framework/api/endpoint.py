@@ -133,7 +133,7 @@ def tag_of(group: object) -> tuple[str, str]:
 
 @cache
 def _endpoint(tag: str, name: str, function: Callable[..., Any], mark: Callable[..., Endpoint]) -> Endpoint:
-    """Return the endpoint *name* of no group yet. Its annotations are read once, not for each takeover."""
+    """Return the endpoint *name* with an unbound handler. Its annotations are read once, not for each takeover."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
     summary, _, description = (inspect.getdoc(function) or "").partition("\n")
