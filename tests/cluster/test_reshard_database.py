@@ -15,7 +15,7 @@ from tests.cluster.test_cluster import connect, put
 from tests.cluster.test_reshard import source
 from tests.support.cluster import Cluster
 from tests.support.daemon import run_here
-from tests.support.nodes import Node, Nodes, wait_until
+from tests.support.nodes import Node, Nodes, run_command, wait_until
 
 __all__ = ["source"]
 
@@ -111,6 +111,19 @@ def test_dashboard_keeps_its_data_but_that_for_undo(database: Database) -> None:
         SELECT kind, convert_from(name, 'UTF8') FROM greenstalk_dashboard
         WHERE kind IN ('change', 'test') AND name LIKE 'test-dashboard-%'""")
     assert left == [("test", f"{database.name}/0")]
+
+
+def test_queue_of_an_earlier_version_is_found_and_migrated(database: Database, tmp_path: Path) -> None:
+    assert database.reshard(2).returncode == 0
+    database.cluster.ask("ALTER TABLE greenstalk_process DROP COLUMN relays")
+    assert database.reshard(1).returncode == 0
+    flags = ("--journal-name", database.name, "--link", "127.0.0.1:0", "--no-web")
+    node = Node("node", database.cluster.url, tmp_path, *flags)
+    database.cluster.ask("ALTER TABLE greenstalk_process DROP COLUMN IF EXISTS relays")
+    assert "shards: 1" in run_command(node, "cluster").stdout
+    with Nodes([node]):
+        wait_until(node.listens, lambda: node.log)
+        assert database.cluster.ask("SELECT DISTINCT relays FROM greenstalk_process") == [("",)]
 
 
 def test_missing_queue_is_refused(cluster: Cluster, database: Database) -> None:

@@ -36,7 +36,9 @@ SECRET_BYTES: Final = 32
 
 NO_RELAYS: Final[Mapping[str, str]] = MappingProxyType({})
 
-_EXISTS: Final = """
+_EXISTS: Final = "SELECT to_regclass('greenstalk_queue') IS NOT NULL AND to_regclass('greenstalk_process') IS NOT NULL"
+
+_IS_CURRENT: Final = """
     SELECT to_regclass('greenstalk_queue') IS NOT NULL AND EXISTS (
         SELECT FROM pg_attribute WHERE attrelid = to_regclass('greenstalk_process') AND attname = 'relays')"""
 
@@ -94,7 +96,8 @@ _SHARDS: Final = """
 _PROCESSES: Final = """
     SELECT replace(process.id::text, '-', ''), process.name, process.machine, process.address, process.version,
            process.shard, process.wanted, process.seen > clock_timestamp() - make_interval(secs => %s),
-           standby.behind + extract(epoch FROM clock_timestamp() - standby.seen)::float8, process.relays
+           standby.behind + extract(epoch FROM clock_timestamp() - standby.seen)::float8,
+           coalesce(to_jsonb(process)->>'relays', '')  -- before a server of this version has added the column
     FROM greenstalk_process AS process LEFT JOIN greenstalk_standby AS standby ON standby.id = process.id
     WHERE process.queue = %s ORDER BY process.name, process.id"""
 
@@ -235,7 +238,7 @@ class Members:
         Raise StartError if the queue was made with other options, DatabaseUnavailable, or DatabaseRefused.
         """
         self._lease.migrate()
-        if self.connection.run(_EXISTS) != [(True,)]:
+        if self.connection.run(_IS_CURRENT) != [(True,)]:
             self.connection.run(_CREATE)
         if not self.connection.run("SELECT FROM greenstalk_queue WHERE name = %s", (self._name,)):
             self._create()
