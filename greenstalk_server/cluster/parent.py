@@ -268,18 +268,27 @@ class _Child:
         }
 
     def start(self) -> None:
-        """Start a process."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        self.control, self.is_told, self.is_ready, self.failure = ours, False, False, ""
-        self.process = new_process_id()
+        """Start a process. If the system refuses, log why; the next attempt is due as after the end of a process."""
         self._started_at = time.monotonic()
+        self.is_told, self.is_ready, self.failure = False, False, ""
+        self.process = new_process_id()
+        try:
+            self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.control.setblocking(False)
+            with theirs:
+                self._fork(theirs.fileno())
+        except OSError as error:  # too many processes or open files, or no memory
+            self.end()
+            log.error("%s: cannot start a process: %s; trying again", self.name, error)  # noqa: TRY400
+
+    def _fork(self, control_fd: int) -> None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._execute(theirs.fileno(), blocked)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        theirs.close()
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._execute(control_fd, blocked)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def send_signal(self, number: int) -> None:
         """Send the signal *number* to the process, if there is one. It is not reaped yet, so the id is its own."""
