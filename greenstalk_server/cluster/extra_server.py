@@ -87,6 +87,7 @@ class ExtraServers:
             self._spare_since = now
         elif not leads and now - self._spare_since > SPARE_STANDBY_FOR * self._lease:
             log.info("this extra server is not needed: all shards have owners; it ends")
+            self._end = None
             end()
         elif leads and now - self._spare_since > SPARE_OWNER_FOR * self._lease:
             self._move_to(standbys)

@@ -52,7 +52,7 @@ class Membership:
     snapshot    the last answer of the database.
     read_at     time of that answer, by the monotonic clock.
     on_change   called in the event loop when an owner or an address has changed.
-    on_read     called after each read; may switch, and raise OSError.
+    on_read     called after each read while the database also accepts reports; may switch, and raise OSError.
     on_forgotten    called when the others have counted this process as dead: its clients have lost their jobs.
     leads       whether this process leads its shard.
     relays      returns the ids of the processes that relay the links of this one, by the ids of the peers.
@@ -77,6 +77,7 @@ class Membership:
         self._addresses: dict[str, str] = {}
         self._wake: Event = Event()
         self._reported_at: float = 0.0
+        self._has_reported: bool = False  # the last report has not failed
         self._began: float = time.monotonic()
         self._is_settled: bool = False
         self._service: Service = Service("membership", self._run)
@@ -236,7 +237,8 @@ class Membership:
                     self._report()
                 self._note(run_in_thread(self._members.read))
                 self._forget_silent()
-                self.on_read()
+                if self._has_reported:
+                    self.on_read()
                 is_failing = False
             except OSError as error:
                 if not is_failing:
@@ -248,9 +250,10 @@ class Membership:
             self._wake.clear()
 
     def _report(self) -> None:
-        self._reported_at = time.monotonic()
+        self._reported_at, self._has_reported = time.monotonic(), False
         if not run_in_thread(self._members.report, self._shard, self.leads, self.relays()):
             self.on_forgotten()
+        self._has_reported = True
 
     def _forget_silent(self) -> None:
         """Delete the rows of the processes that have been silent for PROCESS_TIMEOUT since this one noticed it.
