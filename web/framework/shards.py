@@ -111,7 +111,8 @@ class Shards:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._ids: IdSequence = ids
         self._links: Links | None = links
-        self.answer(PLACE, self.of_job)
+        if self.own != NO_SHARD:
+            self.answer(PLACE, self.of_job)
 
     @property
     def brokers(self) -> list[Broker]:

@@ -204,7 +204,9 @@ class Connections:
             return self._own_first(query, order, limit, after, jobs)
         known = self._matching(query) if query or not principal().sees_all else set()
         asked = {"query": query, "order": asdict(order), "limit": limit, "after": after, "jobs": jobs}
-        answers = self._shards.ask_fronts(FIRST, **asked, known=list(known)).values()
+        if known:
+            asked["known"] = list(known)
+        answers = self._shards.ask_fronts(FIRST, **asked).values()
         own = self._own_first(query, order, limit, after, jobs, known)
         found = [own, *[convert(answer, FirstConnections) for answer in answers]]
         ranked = sorted([one for part in found for one in part.ranked], key=lambda one: (one[0], one[1].number))[:limit]
@@ -333,7 +335,7 @@ class Connections:
         limit: int,
         after: tuple[int, int] | None,
         jobs: int,
-        known: list[int],
+        known: Collection[int] = (),
     ) -> FirstConnections:
         begin = (after[0], after[1]) if after is not None else None
         return self._own_first(query, Order(**order), limit, begin, jobs, set(known))
