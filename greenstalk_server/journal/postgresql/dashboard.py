@@ -9,6 +9,7 @@ All functions block, and may be called from any thread. This module does not use
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ from greenstalk_server.journal.postgresql.schema import TABLES_LOCK
 
 TIMEOUT: Final = 10.0
 """Timeout of a statement, seconds."""
+
+REPEAT_WITHIN: Final = 1.0
+"""Seconds after which a failed statement is not repeated."""
 
 MAX_BATCH: Final = 2**20
 """Bytes of data after which a statement ends."""
@@ -107,12 +111,18 @@ class DashboardRows:
             self._run(_TRIM, (kind, last, *leader))
 
     def _run(self, query: str, parameters: Sequence[Any], size: int = 0) -> list[Any]:
-        """Run a statement; repeat it in a new session if its session breaks. All statements here can be repeated."""
+        """Run a statement; repeat it in a new session if its session breaks. All statements here can be repeated.
+
+        A statement without an answer is not repeated: a server that stops waits for it.
+        """
         if not self._is_there:
             self._create()
+        began = time.monotonic()
         try:
             return self.connection.run(query, parameters, size)
         except DatabaseUnavailable:
+            if time.monotonic() - began > REPEAT_WITHIN:
+                raise
             return self.connection.run(query, parameters, size)
 
     def _create(self) -> None:
