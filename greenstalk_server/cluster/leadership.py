@@ -60,8 +60,14 @@ from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
-POLL_INTERVAL: Final = 0.1
-"""Seconds between two reads of the journal by a standby."""
+POLL_INTERVAL: Final = 0.2
+"""Maximum seconds between two reads of the journal by a standby. It also reads at the end of the lease."""
+
+HANDOVER_POLL_INTERVAL: Final = 0.05
+"""Seconds between two reads of the journal by a standby while the leader hands over."""
+
+STANDBYS_INTERVAL: Final = 1.0
+"""Seconds between two reads of the list of standbys by the leader."""
 
 WATCH_INTERVAL: Final = 0.1
 """Seconds between two checks for lost leadership, and for overdue replies from the database."""
@@ -200,7 +206,7 @@ class Leadership:
                 self.renewal_error = str(error)
 
     def _read_standbys_until_stopped(self) -> None:
-        while not self._stopped.wait(self.lease.heartbeat_interval):
+        while not self._stopped.wait(STANDBYS_INTERVAL):
             with suppress(OSError):
                 self.standbys = tuple([(standby.name, standby.behind) for standby in self.lease.standbys()])
 
@@ -311,6 +317,7 @@ class Candidate(Generic[Q]):
         """
         self._is_stopping = stopping.is_set
         while not stopping.is_set():
+            pause = DATABASE_RETRY_INTERVAL
             try:
                 leadership = self._step()
             except OSError as error:
@@ -324,7 +331,8 @@ class Candidate(Generic[Q]):
             else:
                 if leadership is not None:
                     return leadership
-            stopping.wait(POLL_INTERVAL)
+                pause = self._pause()
+            stopping.wait(pause)
         if self._follower is not None:
             with suppress(OSError):
                 run_in_thread(self.lease.remove_standby)
@@ -336,10 +344,9 @@ class Candidate(Generic[Q]):
             self._is_open = False
         if not self._is_open:
             self._open()
-        self._read()
+        self._lease_state = self._read()
         assert self._follower is not None
         refuse_unfit(self._follower.recovery, is_strict=False)  # a standby must not lead a journal that it cannot serve
-        self._lease_state = run_in_thread(self.lease.read_state)
         if self._answers_since is None:
             self._answers_since = time.monotonic()
         self._note_recovery()
@@ -357,6 +364,15 @@ class Candidate(Generic[Q]):
                 run_in_thread(self.lease.request_handover)
             return None
         return self._take_over(self._lease_state)
+
+    def _pause(self) -> float:
+        """Return the seconds until the next read."""
+        state = self._lease_state
+        if state is None or not self._is_following:
+            return DATABASE_RETRY_INTERVAL
+        if state.is_handing_over:
+            return HANDOVER_POLL_INTERVAL
+        return state.remaining if 0 < state.remaining < POLL_INTERVAL else POLL_INTERVAL
 
     def _open(self) -> None:
         """Begin to follow the journal of the lease. Switches."""
@@ -407,13 +423,13 @@ class Candidate(Generic[Q]):
         )
         self._read_at = None
 
-    def _read(self) -> None:
-        """Read batches until there are no more. Switches."""
+    def _read(self) -> LeaseState:
+        """Read batches until there are no more; return who led after the last one. Switches."""
         follower = self._follower
         assert follower is not None
         while True:
             began = time.monotonic()
-            rows = run_in_thread(follower.fetch)
+            rows, state = run_in_thread(lambda: (follower.fetch(), self.lease.read_state()))
             for _ in follower.replay_slices(rows):
                 yield_to_loop()
             self._drop_idle_tubes(follower.recovery)
@@ -424,6 +440,7 @@ class Candidate(Generic[Q]):
         if self._has_garbage:  # cyclic garbage of an earlier read would be frozen with the rest
             self._has_garbage = False
             gc.collect()
+        return state
 
     def _drop_idle_tubes(self, recovery: Recovery) -> None:
         """Drop tubes without jobs if there are many: the leader drops them too, but does not record it."""

@@ -1,6 +1,6 @@
 """The processes of a queue in a database, and the shards that they lead, as this process knows them.
 
-One greenlet reads the database every POLL_INTERVAL, and reports that this process lives. While the database does not
+One greenlet reads the database several times a second, and reports that this process lives. While the database does not
 answer, the last answer counts: a link that works is still of use.
 
 Docstrings say which methods may switch greenlets.
@@ -27,7 +27,8 @@ from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 
 POLL_INTERVAL: Final = 0.2
-"""Seconds between two reads."""
+LEADER_POLL_INTERVAL: Final = 0.4
+"""Seconds between two reads: of a process that follows a shard, and may take it over, and of one that leads."""
 
 HEARTBEAT_INTERVAL: Final = 1.0
 """Seconds between two reports that this process lives."""
@@ -246,7 +247,7 @@ class Membership:
                 is_failing = True
                 self._silent_since.clear()  # the others could not report either
             gevent.sleep(MIN_READ_INTERVAL)
-            self._wake.wait(POLL_INTERVAL - MIN_READ_INTERVAL)
+            self._wake.wait((LEADER_POLL_INTERVAL if self.leads else POLL_INTERVAL) - MIN_READ_INTERVAL)
             self._wake.clear()
 
     def _report(self) -> None:

@@ -76,7 +76,7 @@ HANDSHAKES: Final = Limits(connections=1024, connections_per_address=64)
 OUTAGE_WAIT: Final = 30 * SECOND
 """Nanoseconds that a command waits for a shard that cannot be reached; then its connection is closed."""
 
-CHECK_INTERVAL: Final = 0.25
+CHECK_INTERVAL: Final = 0.5
 """Seconds between two checks for commands that have waited for too long."""
 
 CHECK_BATCH: Final = 512

@@ -46,8 +46,11 @@ SLOW_COLLECTION: Final = 0.02
 busy machine, every collection would freeze them."""
 
 UPKEEP_INTERVAL: Final = 0.005
-"""Seconds between two runs of `Upkeep`. If it ran in each iteration of the event loop, a command would take 5 % more
-instructions."""
+"""Seconds between two runs of `Upkeep` in a busy server. If it ran in each iteration of the event loop, a command would
+take 5 % more instructions."""
+
+MIN_WORK: Final = 1_000_000
+"""Nanoseconds of CPU time from one pause to the next: the end of each pause wakes up the event loop."""
 
 COLLECTION_INTERVAL: int = 50_000_000
 """Nanoseconds of CPU time between two collections by `Upkeep`. Not Final, so that a test can change it."""
@@ -96,8 +99,8 @@ def collect_old() -> None:
 class Upkeep:
     """Collects young objects, and returns free memory to the system, while the event loop has work.
 
-    The check watcher runs after the loop has waited for input, and then pauses for UPKEEP_INTERVAL. So an idle server
-    is not woken up.
+    The check watcher runs after the loop has waited for input. While the loop works, it pauses for UPKEEP_INTERVAL; it
+    does not pause in an idle server, which the end of the pause would wake up.
 
     With a libc that is not glibc, or with glibc before 2.33, it returns no memory.
     """
@@ -109,6 +112,7 @@ class Upkeep:
         if self._mallinfo is not None:
             self._mallinfo.restype = _MallInfo
         self._min_free: int = self._free_bytes()
+        self._pause_at: int = 0  # CPU time of this thread
         self._collect_at: int = 0  # CPU time of this thread
         self._check_at: int = 0  # elapsed time
         self._check_at_cpu: int = 0  # CPU time of this thread
@@ -130,9 +134,11 @@ class Upkeep:
         self._watcher.start(self._run)
 
     def _run(self) -> None:
-        self._watcher.stop()
-        self._pause.again(self._resume)
         now = time.thread_time_ns()
+        if now >= self._pause_at:
+            self._pause_at = now + MIN_WORK
+            self._watcher.stop()
+            self._pause.again(self._resume)
         if now >= self._collect_at:
             gc.collect(1)
             self._collect_at = now + COLLECTION_INTERVAL

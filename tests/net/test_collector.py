@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import gevent
 import pytest
+from gevent import get_hub
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime import gc_tuning
@@ -151,6 +152,23 @@ def test_heap_is_not_checked_while_the_server_is_idle(monkeypatch: pytest.Monkey
     for _ in range(3):
         let_upkeep_run()
     assert not checks
+
+
+def test_event_in_an_idle_server_wakes_it_up_once() -> None:
+    iterations, events = 0, 20
+
+    def count() -> None:
+        nonlocal iterations
+        iterations += 1
+
+    running, watcher = Upkeep(), get_hub().loop.check(ref=False)
+    running.start()
+    watcher.start(count)
+    for _ in range(events):
+        gevent.sleep(2 * UPKEEP_INTERVAL)
+    running.stop()
+    watcher.close()
+    assert events <= iterations < 1.5 * events
 
 
 @pytest.mark.usefixtures("tuned")

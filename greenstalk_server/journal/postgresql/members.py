@@ -88,18 +88,21 @@ _NAMESAKES: Final = """
 _FORGET_FORMER: Final = """
     DELETE FROM greenstalk_process WHERE queue = %s AND (name = %s AND machine = %s AND id <> %s OR id = %s::uuid)"""
 
-_SHARDS: Final = """
-    SELECT coalesce(replace(holder::text, '-', ''), ''), holder_name,
-           holder IS NULL OR lease_until < clock_timestamp(), epoch
-    FROM greenstalk_journal WHERE name = ANY(%s) ORDER BY array_position(%s, name)"""
-
-_PROCESSES: Final = """
-    SELECT replace(process.id::text, '-', ''), process.name, process.machine, process.address, process.version,
-           process.shard, process.wanted, process.seen > clock_timestamp() - make_interval(secs => %s),
-           standby.behind + extract(epoch FROM clock_timestamp() - standby.seen)::float8,
-           coalesce(to_jsonb(process)->>'relays', '')  -- before a server of this version has added the column
-    FROM greenstalk_process AS process LEFT JOIN greenstalk_standby AS standby ON standby.id = process.id
-    WHERE process.queue = %s ORDER BY process.name, process.id"""
+_READ: Final = """
+    SELECT (SELECT json_agg(json_build_array(
+                coalesce(replace(holder::text, '-', ''), ''), holder_name,
+                holder IS NULL OR lease_until < clock_timestamp(), epoch
+            ) ORDER BY array_position(%s, name))
+            FROM greenstalk_journal WHERE name = ANY(%s)),
+           (SELECT json_agg(json_build_array(
+                replace(process.id::text, '-', ''), process.name, process.machine, process.address, process.version,
+                process.shard, process.wanted, process.seen > clock_timestamp() - make_interval(secs => %s),
+                standby.behind + extract(epoch FROM clock_timestamp() - standby.seen)::float8,
+                coalesce(to_jsonb(process)->>'relays', '')  -- before a server of this version has added the column
+            ) ORDER BY process.name, process.id)
+            FROM greenstalk_process AS process LEFT JOIN greenstalk_standby AS standby ON standby.id = process.id
+            WHERE process.queue = %s)"""
+"""One statement for both lists, since a server reads them several times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,11 +308,12 @@ class Members:
 
     def read(self) -> Snapshot:
         """Return the shards and processes of the queue."""
-        shards = self.connection.run(_SHARDS, (self._journals, self._journals))
-        if len(shards) != self._shards:
+        [(shards, processes)] = self.connection.run(
+            _READ, (self._journals, self._journals, PROCESS_TIMEOUT, self._name)
+        )
+        if len(shards or ()) != self._shards:
             raise DatabaseUnavailable(f"PostgreSQL: journals of the queue {self._name} were removed")
-        processes = self.connection.run(_PROCESSES, (PROCESS_TIMEOUT, self._name))
-        return Snapshot(tuple([ShardState(*row) for row in shards]), tuple([Process(*row) for row in processes]))
+        return Snapshot(tuple([ShardState(*row) for row in shards]), tuple([Process(*row) for row in processes or ()]))
 
     def time(self) -> int:
         """Return the database's time in nanoseconds."""
