@@ -40,6 +40,7 @@ COMPILED: Final = (
     "core/jobs/job_history",
     "core/jobs/job_index",
     "core/jobs/job_table",
+    "core/journal",
     "core/limits",
     "core/moves",
     "core/operations/connecting",
@@ -132,7 +133,6 @@ WRITTEN_IN_C: Final = ("core/_untrack", "journal/_seal", "net/_plain_socket", "p
 """Extension modules that the compiled modules use if available."""
 
 INLINED: Final = (
-    "core/journal",
     "core/listener",
     "core/units",
     "journal/eviction",

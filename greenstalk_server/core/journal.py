@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
 
 if TYPE_CHECKING:
     from greenstalk_server.core.jobs.job import Job
@@ -48,8 +50,11 @@ class JournalStats:
     sync_time: int = 0
 
 
-class Journal(Protocol):
-    """Records each durable change before the reply to it may leave.
+@mypyc_attr(allow_interpreted_subclasses=True)  # the tests define subclasses
+class Journal:
+    """Records each durable change before the reply to it may leave. By default, a method records nothing.
+
+    A base class, not a Protocol: compiled code calls the methods of a subclass without a lookup by name.
 
     No method blocks or switches greenlets: a journal collects records, and the committer writes them.
 
@@ -59,30 +64,35 @@ class Journal(Protocol):
     write_error reason why puts are refused, or None.
     """
 
-    promised: int
-    safe: int
-    write_error: str | None
+    def __init__(self) -> None:
+        self.promised: int = 0
+        self.safe: int = 0
+        self.write_error: str | None = None
 
     def put(self, job: Job) -> bool:
         """Record the new *job*; return False, having recorded nothing, if there is no room or writes fail."""
+        return True
 
     def put_group(self, jobs: list[Job]) -> bool:
         """Record the new *jobs*, all or none: after a crash, either all of them are there or none is.
 
         Return False, having recorded nothing, if there is no room or writes fail.
         """
+        return True
 
     def undelete(self, job: Job) -> bool:
         """Record *job*, which was deleted, in full under its former id.
 
         Return False, having recorded nothing, if there is no room or writes fail.
         """
+        return True
 
     def replace(self, old: Job, new: Job) -> bool:
         """Record *new* in full, which replaces *old*.
 
         Return False, having recorded nothing, if there is no room or writes fail.
         """
+        return True
 
     def update(self, job: Job) -> None:
         """Record the changed state, pri, delay, deadline and counts of *job*, and its last event."""
@@ -115,6 +125,7 @@ class Journal(Protocol):
 
         This ends its location, if there is one.
         """
+        return True
 
     def depart(self, job: Job, location: Location) -> None:
         """Record that *job* is no longer here, and its *location*."""
@@ -137,62 +148,17 @@ class Journal(Protocol):
 
     def stats(self) -> JournalStats:
         """Return the current statistics."""
+        return JournalStats()
 
 
-class NullJournal:
+@mypyc_attr(allow_interpreted_subclasses=True)
+class NullJournal(Journal):
     """A journal that keeps nothing: jobs are only in memory, and lost when the process ends."""
 
     def __init__(self, max_size: int = DEFAULT_BINLOG_SIZE) -> None:
         """*max_size* is the journal file size in bytes that "stats" reports."""
+        super().__init__()
         self._stats: JournalStats = JournalStats(max_size=max_size)
-        self.promised: int = 0
-        self.safe: int = 0
-        self.write_error: str | None = None
-
-    def put(self, job: Job) -> bool:
-        return True
-
-    def put_group(self, jobs: list[Job]) -> bool:
-        return True
-
-    def undelete(self, job: Job) -> bool:
-        return True
-
-    def replace(self, old: Job, new: Job) -> bool:
-        return True
-
-    def update(self, job: Job) -> None:
-        pass
-
-    def move(self, job: Job, source: Tube) -> None:
-        pass
-
-    def reserve(self, job: Job) -> None:
-        pass
-
-    def expire_reservation(self, job: Job) -> None:
-        pass
-
-    def delete(self, job: Job) -> None:
-        pass
-
-    def arrive(self, job: Job) -> bool:
-        return True
-
-    def depart(self, job: Job, location: Location) -> None:
-        pass
-
-    def locate(self, id: int, location: Location) -> None:
-        pass
-
-    def pause(self, tube: Tube) -> None:
-        pass
-
-    def policy(self, name: str, document: bytes) -> None:
-        pass
-
-    def key(self, tube: bytes, key: bytes, id: int, until: int) -> None:
-        pass
 
     def stats(self) -> JournalStats:
         return self._stats

@@ -38,7 +38,7 @@ from mypy_extensions import mypyc_attr
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
-from greenstalk_server.core.journal import JournalStats
+from greenstalk_server.core.journal import Journal, JournalStats
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.travel import Location
 from greenstalk_server.core.tubes.tube import Tube
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the tests define a subclass
-class JournalWriter:
+class JournalWriter(Journal):
     """The journal of one directory.
 
     promised    number of the last record that a reply has to wait for.
@@ -77,9 +77,7 @@ class JournalWriter:
         random_bytes: Callable[[int], bytes],
     ) -> None:
         """*max_size*: bytes of a segment. *sync_interval*: nanoseconds; 0 syncs every write, None never syncs."""
-        self.promised: int = 0
-        self.safe: int = 0
-        self.write_error: str | None = None
+        super().__init__()
         self.bytes_died: int = 0
         self.sync_interval: int | None = sync_interval
         self._files: Files = files
