@@ -191,7 +191,7 @@ class Connection(Handler):
         self._journal: Journal = broker.journal
         self._committer: Committer | None = committer
         self._needed: Event = Event()
-        self.session: Session = make_session(broker, partial(poller.queue, self))
+        self.session: Session = make_session(broker, self.wake)
         self.client: Client = self.session.client
         self.client.connected_at = clock()
         self.client.address, self.client.name = describe_peer(sock, address)
@@ -221,6 +221,10 @@ class Connection(Handler):
     def start(self) -> None:
         """Add the connection to the poller; raise OSError if the system cannot poll it. Does not switch."""
         self._poller.add(self._fd, self)
+
+    def wake(self) -> None:
+        """Have the poller call `resume`, since the session can continue. Does not switch."""
+        self._poller.queue(self)
 
     def run(self) -> None:
         """Do the work that may have to wait, until either side closes or the greenlet is killed. Switches.

@@ -20,7 +20,6 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import gevent
@@ -236,7 +235,7 @@ class ServedClient(Handler):
         self._is_ending: bool = False
         self.remote: RemoteReservations = RemoteReservations(link.peer, facts["session"])
         host.note_served(self, self.remote)
-        self.session: Session = host.make_session(partial(host.poller.queue, self), facts)
+        self.session: Session = host.make_session(self.wake, facts)
         client = self.session.client
         connecting.become_remote(host.broker, client, link, self.remote)
         if suspending.resume(host.broker, client, facts["reserved"], host.clock()):
@@ -257,6 +256,10 @@ class ServedClient(Handler):
         if self._is_closed:
             return False
         return bool(self._held) or session.is_woken or (self._is_begun and not session.is_waiting)
+
+    def wake(self) -> None:
+        """Have the poller call `resume`, since the session can continue."""
+        self._poller.queue(self)
 
     def push(self, kind: int, data: bytes) -> None:
         """Serve *data* of a frame of *kind*, which has arrived, in the next batch."""
@@ -858,11 +861,11 @@ class Link(ProcessSocket):
         """Handle the frames *found*, in order; after a batch, keep the rest for `resume`. Raise LinkError."""
         left = FRAME_BATCH
         self._unserved = []
-        for at, (kind, channel, payload) in enumerate(found, 1):
+        for at, (kind, channel, payload) in enumerate(found):  # mypyc makes a loop of this, but not with a start
             self._handle(kind, channel, payload)
             left -= FRAME_BATCH // OPENED_BATCH if kind == frames.OPEN else 1
             if left <= 0:
-                self._unserved = found[at:] + self._unserved  # SWITCH, the last frame, may have brought more
+                self._unserved = found[at + 1 :] + self._unserved  # SWITCH, the last frame, may have brought more
                 self.host.poller.spend(OUTPUT_SLICE)
                 self.host.poller.queue(self)
                 return

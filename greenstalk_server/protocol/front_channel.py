@@ -95,6 +95,7 @@ class Channel:
     """The remote client of a session at one shard. It serves one request at a time: one or more commands.
 
     session         whose client it is.
+    shard           the shard.
     reserved        number of jobs that the session has received from it. The owner numbers the reservations, so this
                     tells it which of them the session knows of.
     is_awaiting     the client waits there, or has an offer.
@@ -104,7 +105,7 @@ class Channel:
         self.session: FrontSession = session
         self.reserved: int = 0
         self.is_awaiting: bool = False
-        self._shard: int = shard
+        self.shard: int = shard
         self._request: bytes = b""
         self._is_asked: bool = False
         self._parts: bytearray = bytearray()
@@ -120,14 +121,14 @@ class Channel:
         """Connect the remote client again after the link was lost. It keeps its jobs; the request is lost."""
         self.is_awaiting = self._is_asked = False
         self._parts = bytearray()
-        self._wire = self.session.routes.open(self._shard, self)
+        self._wire = self.session.routes.open(self.shard, self)
 
     def begin(self) -> list[Message]:
         """Return what the wire sends first: the state of the session, then the request or the await, if there is one.
 
         The wire calls this when it is attached.
         """
-        messages: list[Message] = [(True, self.session.state_at(self._shard))]
+        messages: list[Message] = [(True, self.session.state_at(self.shard))]
         if self._is_asked:
             messages.append((False, self._request))
             if self.session.is_eof:
@@ -174,7 +175,7 @@ class Channel:
 
         *is_unserved*: the request that has no reply yet has had no effect.
         """
-        self.session.lose(self._shard, is_ended=is_ended, is_unserved=is_unserved)
+        self.session.lose(self.shard, is_ended=is_ended, is_unserved=is_unserved)
 
     def receive(self, data: bytes, is_complete: bool) -> None:
         """Take *data*, a part of the replies; *is_complete*: it is the last one."""
@@ -189,14 +190,14 @@ class Channel:
             line, end, data = data.partition(CRLF)
             line += end
             if self.is_awaiting and line in (replies.offered(self._awaits), replies.near_deadline(self._awaits)):
-                self.session.receive_offer(self._shard, is_offered=line.startswith(b"OFFERED"))
+                self.session.receive_offer(self.shard, is_offered=line.startswith(b"OFFERED"))
             if not data:
                 return
         if self._is_asked:
             self._is_asked = False
             if data.startswith(b"RESERVED"):  # a command that reserves is alone in its request
                 self._note_reserved(data)
-            self.session.receive_reply(self._shard, data)
+            self.session.receive_reply(self.shard, data)
         else:
             raise LinkError("a reply to no command")
 
@@ -210,4 +211,4 @@ class Channel:
             count = int(text)
         if count:
             self.reserved += count
-            self.session.note_holding(self._shard)
+            self.session.note_holding(self.shard)

@@ -84,6 +84,7 @@ class FrontSession(RestrictedSession):
     _reserve_shard      the shard of all watched tubes; SEVERAL if they are not on one.
     _is_subscribed      the other shards publish the heads of the watched tubes.
     _holding            other shards where the client may hold a job.
+    _near               the channel that `channel` returned last; a dict takes longer.
     """
 
     __slots__ = (
@@ -94,6 +95,7 @@ class FrontSession(RestrictedSession):
         "_is_counted",
         "_is_run_repeatable",
         "_is_subscribed",
+        "_near",
         "_passed",
         "_put_line",
         "_reserve_shard",
@@ -133,6 +135,7 @@ class FrontSession(RestrictedSession):
         self._shards: int = routes.ids.shards
         self.origin: tuple[str, list[str]] = origin
         self._channels: dict[int, Channel] = {}
+        self._near: Channel | None = None
         self._work: Work | None = None
         self._put_line: bytes = b""
         self._run: list[bytes] = []
@@ -224,7 +227,7 @@ class FrontSession(RestrictedSession):
     def close(self, now: int) -> None:
         """Disconnect the client, here and at the other shards."""
         self._work = None
-        channels, self._channels = self._channels, {}
+        channels, self._channels, self._near = self._channels, {}, None
         for channel in channels.values():
             channel.close()
         super().close(now)
@@ -262,6 +265,7 @@ class FrontSession(RestrictedSession):
         """
         if is_ended:
             del self._channels[shard]
+            self._near = None
             self._holding.discard(shard)
         else:
             self._channels[shard].reopen()
@@ -274,9 +278,13 @@ class FrontSession(RestrictedSession):
 
     def channel(self, shard: int) -> Channel:
         """Return the channel to *shard*; open it if there is none."""
+        near = self._near
+        if near is not None and near.shard == shard:
+            return near
         channel = self._channels.get(shard)
         if channel is None:
             channel = self._channels[shard] = Channel(self, shard)
+        self._near = channel
         return channel
 
     def state_at(self, shard: int) -> bytes:
@@ -329,11 +337,16 @@ class FrontSession(RestrictedSession):
         """Serve, as RestrictedSession does, and forward the run at the end."""
         reply = super()._serve(data, pos, out, now, limit)
         if self._run:
-            shard, run = self._run_shard, self._run
+            run = self._run
             data = run[0] if len(run) == 1 else b"".join(run)
-            work = Run(shard, data, self._is_run_repeatable, None, run if self._has_job else None)
-            self._has_job = False
-            self._run, self._run_size, self._run_shard, self._is_run_repeatable = [], 0, NO_SHARD, True
+            commands: list[bytes] | None = None
+            if self._has_job:
+                self._has_job = False
+                commands, self._run = run, []
+            else:
+                run.clear()
+            work = Run(self._run_shard, data, self._is_run_repeatable, None, commands)
+            self._run_size, self._run_shard, self._is_run_repeatable = 0, NO_SHARD, True
             self._begin(work)
             self._is_counted = True
             self.is_closing = self.has_more = False
@@ -392,12 +405,12 @@ class FrontSession(RestrictedSession):
         else:
             shard = self._used_shard if route == USED else self.routes.shard_of(command[1])
         if shard != own:
-            if verb.name in ALONE:
+            if route == JOB and verb.name in ALONE:
                 self._end_run()
                 self._begin(self._run_of(shard, verb, command, now))
                 return None
             self._has_job |= route == JOB
-            size = self.broker.max_job_size if verb.name in WITH_BODY else 0
+            size = self.broker.max_job_size if route == USED and verb.name in WITH_BODY else 0
             return self._forward(shard, self.line + CRLF, verb.name in REPEATABLE, size)
         if self._run:
             raise POSTPONED
@@ -639,8 +652,8 @@ class FrontSession(RestrictedSession):
 
     def _is_linked(self, shard: int) -> bool:
         """Whether *shard* can be reached now. A channel that is attached costs less to ask than the routes."""
-        channel = self._channels.get(shard)
-        return (channel is not None and channel.is_attached) or self.routes.is_linked(shard)
+        near = self._near
+        return (near is not None and near.shard == shard and near.is_attached) or self.routes.is_linked(shard)
 
     def _holds_only(self, shard: int) -> bool:
         """Whether the client holds no job of a shard other than *shard*."""

@@ -126,7 +126,7 @@ class Run(Work):
         self._note: Callable[[bytes], bytes] | None = note
         self._reply: bytes = b""
         self._commands: list[bytes] | None = commands  # without a reply
-        self._done: list[bytes] = []  # replies to those before
+        self._done: list[bytes] | None = None  # replies to those before; None while there are none
         self._is_chasing: bool = False
         self._is_ending: bool = False
         self._chases: int = 0
@@ -172,19 +172,20 @@ class Run(Work):
     def _chase(self, session: FrontSession, commands: list[bytes], now: int) -> bytes | None:
         """Note the replies, and send what is to be repeated; return all replies once they are there."""
         reply = self._reply
+        done = self._done = self._done or []
         while True:
             parts = replies.split(reply) if self._shard == self._home else [reply]
             at = 0
             while at < len(parts) and not parts[at].startswith((replies.MOVED, replies.SKIPPED)):
                 at += 1
             if at:
-                self._done += self._told(session, parts[:at], commands)
+                done += self._told(session, parts[:at], commands)
                 del commands[:at]
                 self._chases = 0
             if at < len(parts) and self._shard != session.own:
                 session.channel(self._shard).send(CONTINUE)
             if not commands:
-                return b"".join(self._done)
+                return b"".join(done)
             if at == len(parts):
                 self._send(session, self._home, b"".join(commands))
                 return None
