@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from greenstalk_server.journal.postgresql.connection import DatabaseConnection, DatabaseUnavailable, NotLeader
 from greenstalk_server.journal.postgresql.lease import LeaderLease
-from greenstalk_server.journal.postgresql.schema import TABLES_LOCK
+from greenstalk_server.journal.postgresql.schema import creating
 
 TIMEOUT: Final = 10.0
 """Timeout of a statement, seconds."""
@@ -26,19 +26,16 @@ REPEAT_WITHIN: Final = 1.0
 MAX_BATCH: Final = 2**20
 """Bytes of data after which a statement ends."""
 
-CREATE: Final = f"""
-    DO $create$
-    BEGIN
-        PERFORM pg_advisory_xact_lock({TABLES_LOCK});
-        CREATE TABLE IF NOT EXISTS greenstalk_dashboard (
-            journal integer NOT NULL,
-            kind text NOT NULL,
-            number bigint NOT NULL,
-            name bytea NOT NULL,
-            data bytea NOT NULL,
-            PRIMARY KEY (journal, kind, number, name)
-        );
-    END $create$"""
+CREATE: Final = creating("""
+    CREATE TABLE IF NOT EXISTS greenstalk_dashboard (
+        journal integer NOT NULL,
+        kind text NOT NULL,
+        number bigint NOT NULL,
+        name bytea NOT NULL,
+        data bytea NOT NULL,
+        PRIMARY KEY (journal, kind, number, name)
+    );
+""")
 
 _PUT: Final = """
     INSERT INTO greenstalk_dashboard (journal, kind, number, name, data)

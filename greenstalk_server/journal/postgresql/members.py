@@ -22,7 +22,7 @@ from greenstalk_server.core.jobs.id_sequence import IdSequence
 from greenstalk_server.core.tube_shards import Pin
 from greenstalk_server.journal.postgresql.connection import DatabaseConnection, DatabaseUnavailable, Row
 from greenstalk_server.journal.postgresql.lease import LeaderLease
-from greenstalk_server.journal.postgresql.schema import TABLES_LOCK
+from greenstalk_server.journal.postgresql.schema import creating
 from greenstalk_server.journal.shard_file import QUEUE_ID_DIGITS
 from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, StartError
 
@@ -42,31 +42,28 @@ _IS_CURRENT: Final = """
     SELECT to_regclass('greenstalk_queue') IS NOT NULL AND EXISTS (
         SELECT FROM pg_attribute WHERE attrelid = to_regclass('greenstalk_process') AND attname = 'relays')"""
 
-_CREATE: Final = f"""
-    DO $create$
-    BEGIN
-        PERFORM pg_advisory_xact_lock({TABLES_LOCK});
-        CREATE TABLE IF NOT EXISTS greenstalk_queue (
-            name text PRIMARY KEY,
-            id text NOT NULL,
-            shards integer NOT NULL,
-            base bigint NOT NULL,
-            pins text NOT NULL,
-            secret text NOT NULL
-        );
-        CREATE TABLE IF NOT EXISTS greenstalk_process (
-            id uuid PRIMARY KEY,
-            queue text NOT NULL,
-            name text NOT NULL,
-            machine text NOT NULL,
-            address text NOT NULL,
-            version text NOT NULL,
-            shard integer,
-            wanted integer,
-            seen timestamptz NOT NULL
-        );
-        ALTER TABLE greenstalk_process ADD COLUMN IF NOT EXISTS relays text NOT NULL DEFAULT '';
-    END $create$"""
+_CREATE: Final = creating("""
+    CREATE TABLE IF NOT EXISTS greenstalk_queue (
+        name text PRIMARY KEY,
+        id text NOT NULL,
+        shards integer NOT NULL,
+        base bigint NOT NULL,
+        pins text NOT NULL,
+        secret text NOT NULL
+    );
+    CREATE TABLE IF NOT EXISTS greenstalk_process (
+        id uuid PRIMARY KEY,
+        queue text NOT NULL,
+        name text NOT NULL,
+        machine text NOT NULL,
+        address text NOT NULL,
+        version text NOT NULL,
+        shard integer,
+        wanted integer,
+        seen timestamptz NOT NULL
+    );
+    ALTER TABLE greenstalk_process ADD COLUMN IF NOT EXISTS relays text NOT NULL DEFAULT '';
+""")
 
 _REPORT: Final = """
     INSERT INTO greenstalk_process VALUES (%s, %s, %s, %s, %s, %s, %s, NULL, clock_timestamp(), %s)

@@ -38,9 +38,8 @@ SCHEMA: Final = (
 SCHEMA_LOCK: Final = 0x677265656E
 """Number of the advisory lock that a server holds while it migrates."""
 
-TABLES_LOCK: Final = 0x677265656F
-"""Number of the advisory lock that a server holds while it creates tables outside the migrations. Two sessions may not
-create a table at the same time, even with IF NOT EXISTS."""
+_TABLES_LOCK: Final = 0x677265656F
+"""Number of the advisory lock that a server holds while it creates tables outside the migrations."""
 
 LACKING_RIGHTS: Final = """
     SELECT what || ' in ' || name
@@ -70,3 +69,11 @@ SEGMENTS: Final = """
         WHERE number IS NOT NULL)
     SELECT number FROM found WHERE number IS NOT NULL"""
 """The numbers of all segments, each found by one index lookup."""
+
+
+def creating(tables: str) -> str:
+    """Return one statement that executes *tables*, statements that create tables outside the migrations, under a lock.
+
+    Two sessions may not create a table at the same time, even with IF NOT EXISTS.
+    """
+    return f"DO $create$ BEGIN PERFORM pg_advisory_xact_lock({_TABLES_LOCK}); {tables} END $create$"
