@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
+from typing import Final
 
 from gevent import socket as gsocket
 
 from greenstalk_server.config.tables.addresses import is_loopback
 from greenstalk_server.net.listeners import UNIX_PREFIX
-from greenstalk_server.net.tls import Certificates, shake_hands
+from greenstalk_server.net.tls import Certificates, reason_of, shake_hands
 from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.runtime.system import peer_user
+
+_NOT_TLS: Final = {"HTTP_REQUEST", "RECORD_LAYER_FAILURE", "WRONG_VERSION_NUMBER"}
+"""What OpenSSL says of a first message that is not of TLS."""
 
 
 def connect(address: str, certificates: Certificates | None) -> socket.socket:
@@ -61,7 +66,13 @@ def secure(sock: socket.socket, certificates: Certificates | None, is_client: bo
         if user not in (os.geteuid(), 0):
             raise LinkError(f"the peer runs as user {user}, this process as user {os.geteuid()}")
     elif certificates is not None:
-        return shake_hands(certificates, sock, is_client)
+        try:
+            return shake_hands(certificates, sock, is_client)
+        except ssl.SSLError as error:
+            if error.reason not in _NOT_TLS:
+                raise
+            fix = "set --link-cert, --link-key and --link-ca at all servers, or at none"
+            raise LinkError(f"the peer does not use TLS ({reason_of(error)}): {fix}") from None
     elif not (is_loopback(sock.getsockname()[0]) and is_loopback(sock.getpeername()[0])):
         raise LinkError("a link between machines needs TLS: set --link-cert, --link-ca")
     return sock
