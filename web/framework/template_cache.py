@@ -63,17 +63,23 @@ class TemplateCache(BytecodeCache):
         self._path: Path = path
         self._state: str = f"{version('jinja2')} {_state_of_package()}"
         self._code: dict[str, bytes] = self._read()
+        self._loaded: dict[str, tuple[str, CodeType]] = {}  # by name, with the checksum of the template's source
         self._is_changed: bool = False
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
         return name
 
     def load_bytecode(self, bucket: Bucket) -> None:
+        checksum, loaded = self._loaded.get(bucket.key, ("", None))
+        if checksum == bucket.checksum:
+            bucket.code = loaded
+            return
         code = self._code.get(bucket.key)
         if code is not None:
             bucket.bytecode_from_string(code)
         if bucket.code is not None:
             bucket.code = _renamed(bucket.code, str(PACKAGE / "templates" / bucket.key))
+            self._loaded[bucket.key] = bucket.checksum, bucket.code
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         assert bucket.code is not None
