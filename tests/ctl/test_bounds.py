@@ -26,8 +26,8 @@ BYTES = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
 
 
 def start_of(value: str | list[bytes]) -> str:
-    """Return the id of a parameter; the text of a piece of 64 MiB would take 0.8 s in each collection."""
-    return value if isinstance(value, str) else str([piece[:50] for piece in value])[:50]
+    """Return the id of a parameter without the text of large pieces."""
+    return value if isinstance(value, str) else str([piece[:50] for piece in value[:2]])[:50]
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def of(port: int, is_http: bool) -> tuple[str, str]:
         ("stats", [b"OK -3\r\n", b"x" * 65536]),
         ("stats", [b"OK " + b"9" * 500 + b"\r\n", b"x"]),
         ("tubes", [b"OK 99999999999999\r\n", b"- a\n"]),
-        ("tubes", [b"OK 67108864\r\n---\n" + b"- a\n" * (MIB * 16 - 1) + b"\r\n", b""]),
+        ("tubes", [b"OK 67108864\r\n---\n" + b"- a\n" * 4095, *[b"- a\n" * 4096] * 4095, b"\r\n", b""]),
         ("peek 1", [b"FOUND 1 99999999999999\r\n", b"x" * 65536]),
         ("peek 1", [b"FOUND 1 -5\r\n", b"x" * 65536]),
         ("peek 1", [b"FOUND 1 1073741825\r\n", b"x" * 65536]),

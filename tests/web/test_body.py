@@ -97,7 +97,7 @@ def test_any_body_can_be_shown(body: bytes) -> None:
         bytes(range(256)) * 256,
         "☃".encode() * 40000,
         b"A" * 65536,
-        gzipped(b"\0" * 50_000_000),
+        gzipped(b"\0" * 5_000_000),
         gzipped(gzipped(gzipped(gzipped(b"x" * 100_000)))),
         base64.b64encode(bytes(60000)),
         b"\0" * 5_000_000,

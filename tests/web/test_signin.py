@@ -25,10 +25,12 @@ from .table import Page
 from .test_guard import basic
 
 ADMIN, VIEWER = "change-it", "look-on"
+FAST = "scrypt:1024:8:1"
+"""A method that takes less time than the default for hashes, which each process of pytest computes at its start."""
 BROWSER = {"User-Agent": "Mozilla/5.0 (X11)", "Accept": "text/html,*/*", "Sec-Fetch-Mode": "navigate"}
 HOUR = 3600 * SECOND
 
-HASH = generate_password_hash("tea-time")
+HASH = generate_password_hash("tea-time", FAST)
 
 
 def sign_in(client: FlaskClient, password: str = ADMIN, name: str = "ann", **more: Any) -> TestResponse:
@@ -362,7 +364,7 @@ def test_session_ends_when_the_password_changes(queue: Queue, tmp_path: Path, op
 
 
 @pytest.mark.parametrize(
-    "user", [User("bea", generate_password_hash("new"), "viewer"), User("bea", HASH, "operator"), None]
+    "user", [User("bea", generate_password_hash("new", FAST), "viewer"), User("bea", HASH, "operator"), None]
 )
 def test_session_ends_when_the_user_changes(queue: Queue, tmp_path: Path, user: User | None) -> None:
     client, dashboard = restarted(queue, tmp_path, users=[User("bea", HASH, "viewer")])
