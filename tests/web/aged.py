@@ -21,15 +21,10 @@ from .forms import SAME_ORIGIN
 HOUR: Final = 3600 * SECOND
 
 TUBES: Final = (
-    "billing.invoices", "billing.refunds", "billing.dunning", "billing.tax-reports", "catalog.import",
-    "catalog.images.resize", "catalog.prices", "checkout.confirmations", "checkout.fraud-check", "crm.sync",
-    "crm.contacts.merge", "default", "documents.ocr", "documents.thumbnails", "emails.newsletter",
-    "emails.transactional", "events.analytics", "events.audit", "exports.csv", "exports.nightly",
-    "geo.lookup", "imports", "imports.suppliers", "inventory.reserve", "inventory.sync", "mail", "metrics.rollup",
-    "notifications.push.android.high-priority", "notifications.push.ios", "notifications.sms", "orders.archive",
-    "orders.new", "payments.capture", "payments.webhooks", "reports.nightly", "reports.weekly", "search.index",
-    "search.reindex", "shipping.labels", "shipping.tracking", "thumbnails", "users.delete", "video.transcode",
-    "webhooks", "webhooks/retry",
+    "billing.invoices", "billing.refunds", "billing.dunning", "checkout.confirmations", "crm.sync", "default",
+    "documents.thumbnails", "emails.newsletter", "events.audit", "exports.nightly", "imports", "imports.suppliers",
+    "mail", "notifications.push.android.high-priority", "orders.archive", "orders.new", "reports.nightly",
+    "search.reindex", "users.delete", "webhooks", "webhooks/retry",
 )  # fmt: skip
 
 PAUSED: Final = {"reports.nightly": 7199, "imports": 86_399, "webhooks/retry": 3599, "users.delete": 30 * 86_400}
