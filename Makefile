@@ -143,6 +143,7 @@ patroni-test: need-patroni-test $(VENV)/.installed-dev  ## set up, then run the 
 
 fuzz: $(VENV)/.installed-dev  ## set up, then run tests with random examples, and fuzz protocol, journal and imports for SECONDS=1200; ARGS="--keep" adds to the corpus
 	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile random
+	GREENSTALK_PURE=1 $(BIN)/python -m pytest -n 2 -m "hypothesis and pure" --hypothesis-profile random tests/core
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),1200) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 and account for every job; report in build/soak

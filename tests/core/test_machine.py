@@ -483,7 +483,7 @@ class WithTubeSets(TestCase):
 
 @pytest.mark.pure
 class TestBrokerWithTubeSetsOfTwo(WithTubeSets, BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
-    settings = settings(max_examples=examples(20), stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=examples(10), stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.pure

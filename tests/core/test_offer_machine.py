@@ -141,4 +141,4 @@ class TestOffers(OfferMachine.TestCase):  # type: ignore[misc, valid-type]
 
 @pytest.mark.pure
 class TestOffersWithTubeSets(WithTubeSets, OfferMachine.TestCase):  # type: ignore[misc, valid-type]
-    settings = SETTINGS
+    settings = settings(SETTINGS, max_examples=examples(10))

@@ -424,4 +424,4 @@ class TestPoliciesWithLimits(LimitedMachine.TestCase):  # type: ignore[misc, val
 
 @pytest.mark.pure
 class TestPoliciesWithTubeSets(WithTubeSets, PolicyMachine.TestCase):  # type: ignore[misc, valid-type]
-    settings = SETTINGS
+    settings = settings(SETTINGS, max_examples=examples(10))

@@ -117,4 +117,4 @@ class TestTags(TagMachine.TestCase):  # type: ignore[misc, valid-type]
 
 @pytest.mark.pure
 class TestTagsWithTubeSets(WithTubeSets, TagMachine.TestCase):  # type: ignore[misc, valid-type]
-    settings = SETTINGS
+    settings = settings(SETTINGS, max_examples=examples(10))
