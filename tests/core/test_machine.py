@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from unittest import TestCase
 from unittest.mock import patch
 
@@ -440,16 +440,15 @@ class BrokerMachine(RuleBasedStateMachine):
         for id, job in self.model.jobs.items():
             events = job_history.unpack(self.world.broker.jobs[id].events)
             assert [(event.at, job_history.KINDS[event.kind], event.client) for event in events] == job.events
-            stats = asdict(self.world.stats_job(id))
+            stats = self.world.stats_job(id)
             has_deadline = job.state in ("reserved", "delayed")
-            expected = asdict(job) | {
+            expected = vars(job) | {
                 "time_left": self.model.seconds_to(job.deadline) if has_deadline else 0,
                 "delay": job.delay // SECOND,
                 "ttr": job.ttr // SECOND,
             }
-            assert {key: expected[key] for key in stats if key in expected} == {
-                key: value for key, value in stats.items() if key in expected
-            }
+            names = [field.name for field in fields(stats) if field.name in expected]
+            assert {name: getattr(stats, name) for name in names} == {name: expected[name] for name in names}
         server = self.world.stats()
         assert (server.total_jobs, server.job_timeouts) == (self.model.total_jobs, self.model.job_timeouts)
 

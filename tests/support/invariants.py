@@ -5,6 +5,7 @@ They scan the whole state and run only in tests, so this module is not compiled.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from greenstalk_server.core.jobs import job_history
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
 
 def check(broker: Broker) -> None:
     """Assert that *broker* is consistent."""
-    _check_places(broker)
-    _check_totals(broker)
-    _check_moves(broker)
-    _check_bodies(broker)
-    _check_groups(broker)
-    _check_concurrency(broker)
-    _check_keys(broker)
+    jobs = list(broker.jobs.values())
+    _check_places(broker, jobs)
+    _check_totals(broker, jobs)
+    _check_moves(broker, jobs)
+    _check_bodies(broker, jobs)
+    _check_groups(broker, jobs)
+    _check_concurrency(broker, jobs)
+    _check_keys(broker, jobs)
     for tubes, tube_set in broker.tube_sets.items():
         users = [client for client in broker.clients if client.tube_set is tube_set]
         assert tube_set.users == len(users) and tubes == set(tube_set.tubes)
@@ -66,12 +68,13 @@ def offers_of(tube: Tube) -> dict[int, Client]:
     return tube.ready._offers or {}
 
 
-def _check_places(broker: Broker) -> None:
+def _check_places(broker: Broker, jobs: list[Job]) -> None:
     """Assert that each job is in exactly one place, and that its fields match that place."""
     places: dict[int, int] = {}
+    census = _Census(broker, jobs)
     for tube in broker.tubes.values():
-        _check_tube(broker, tube, places)
-    for job in broker.jobs.values():
+        _check_tube(broker, tube, census, places)
+    for job in jobs:
         if job.state == RESERVED:
             places[job.id] = places.get(job.id, 0) + 1
             assert job.holder is not None and job.holder.reserved[job.id] is job
@@ -88,12 +91,13 @@ def _check_places(broker: Broker) -> None:
         assert len(job.events) in job_history.SIZES
     assert places == dict.fromkeys(broker.jobs, 1)
     assert broker.ids.owns(broker.next_id) and broker.next_id <= MAX_ID
-    assert all(job.id == id > 0 and broker.ids.is_older(id, broker.next_id) for id, job in broker.jobs.items())
+    assert [job.id for job in jobs] == list(broker.jobs)
+    assert all(job.id > 0 and broker.ids.is_older(job.id, broker.next_id) for job in jobs)
 
 
-def _check_moves(broker: Broker) -> None:
+def _check_moves(broker: Broker, jobs: list[Job]) -> None:
     """Assert that the outbox has the jobs that are moving, and that a job is here or has a location, not both."""
-    moves, jobs = broker.moves, broker.jobs.values()
+    moves = broker.moves
     moving = {job.id: job for job in jobs if is_moving(job.travel)}
     if moves is None:
         assert not moving
@@ -110,9 +114,9 @@ def _check_moves(broker: Broker) -> None:
         assert moves.is_untold(id) or (moves.is_home_of(id) and location.shard != NOWHERE)
 
 
-def _check_totals(broker: Broker) -> None:
+def _check_totals(broker: Broker, jobs: list[Job]) -> None:
     """Assert that the broker's totals match its tubes, jobs and clients."""
-    states = [job.state for job in broker.jobs.values()]
+    states = [job.state for job in jobs]
     assert broker.totals.urgent == sum(tube.urgent_count for tube in broker.tubes.values())
     assert broker.totals.reserved == states.count(RESERVED)
     assert broker.totals.delayed == states.count(DELAYED)
@@ -123,36 +127,35 @@ def _check_totals(broker: Broker) -> None:
     assert broker.remote_count == sum(client.is_remote for client in broker.clients)
 
 
-def _check_bodies(broker: Broker) -> None:
+def _check_bodies(broker: Broker, jobs: list[Job]) -> None:
     """Assert that the sizes of bodies add up."""
     body_bytes = dict.fromkeys(broker.tubes.values(), 0)
-    for job in broker.jobs.values():
+    for job in jobs:
         body_bytes[job.tube] += job.size
     assert all(tube.body_bytes == size for tube, size in body_bytes.items())
     assert broker.quotas is None or broker.quotas.body_bytes == sum(body_bytes.values())
     if broker.bodies is not None:
-        resident = [job.size for job in broker.jobs.values() if job.body is not None]
-        assert broker.bodies.jobs == len(broker.jobs)
+        resident = [job.size for job in jobs if job.body is not None]
+        assert broker.bodies.jobs == len(jobs)
         assert broker.bodies.resident == len(resident)
         assert broker.bodies.in_memory == sum(resident)
         assert broker.bodies.on_disk == sum(body_bytes.values()) - sum(resident)
 
 
-def _tagged(broker: Broker) -> list[tuple[Job, Tags]]:
+def _tagged(jobs: list[Job]) -> list[tuple[Job, Tags]]:
     """Return all jobs that have tags other than an idempotency key, and their tags."""
-    jobs = [job for job in broker.jobs.values() if isinstance(job, TaggedJob)]
-    return [(job, job.more_tags) for job in jobs if job.more_tags is not None]
+    return [(job, job.more_tags) for job in jobs if isinstance(job, TaggedJob) and job.more_tags is not None]
 
 
-def _check_groups(broker: Broker) -> None:
+def _check_groups(broker: Broker, jobs: list[Job]) -> None:
     """Assert that each group has the jobs whose tags name it, and that no job waits for an empty group forever."""
-    found = _tagged(broker)
+    found = _tagged(jobs)
     for job, tags in found:
         group = broker.groups.get(job.tube.scope + tags.group) if tags.group else None
         assert tags.member_of is group and bool(tags.group) == (group is not None)
         assert (tags.awaited is not None) == (job.state == DELAYED and job.deadline == NO_DEADLINE)
         assert tags.awaited is None or tags.awaited is broker.groups[job.tube.scope + tags.after]
-    assert not [job for job in broker.jobs.values() if job.deadline == NO_DEADLINE and not isinstance(job, TaggedJob)]
+    assert not [job for job in jobs if job.deadline == NO_DEADLINE and not isinstance(job, TaggedJob)]
     for name, group in broker.groups.items():
         members = [job for job, tags in found if tags.member_of is group]
         assert group.scope + group.name == name and group.members == len(members)
@@ -169,30 +172,30 @@ def _check_groups(broker: Broker) -> None:
         assert members or is_due, "a tick is due to release the waiting jobs"
 
 
-def _check_concurrency(broker: Broker) -> None:
+def _check_concurrency(broker: Broker, jobs: list[Job]) -> None:
     """Assert that the state of each concurrency key matches its jobs, and that no free slot stays unused."""
-    found = _tagged(broker)
+    found = _tagged(jobs)
     for job, tags in found:
         limiter = broker.concurrency_keys.get(job.tube.scope + tags.concurrency_key)
         assert tags.limiter is (limiter if tags.concurrency_key else None)
         assert bool(tags.concurrency_key) == (tags.limiter is not None)
     for name, limiter in broker.concurrency_keys.items():
-        jobs = [(job, tags) for job, tags in found if tags.limiter is limiter]
-        assert limiter.scope + limiter.name == name and limiter.jobs == len(jobs) > 0
-        assert limiter.limit == min(tags.concurrency_limit for _, tags in jobs)
-        assert limiter.reserved == sum(job.state == RESERVED for job, _ in jobs)
-        assert set(limiter.queues) == {job.tube for job, _ in jobs if job.state == READY}
+        holders = [(job, tags) for job, tags in found if tags.limiter is limiter]
+        assert limiter.scope + limiter.name == name and limiter.jobs == len(holders) > 0
+        assert limiter.limit == min(tags.concurrency_limit for _, tags in holders)
+        assert limiter.reserved == sum(job.state == RESERVED for job, _ in holders)
+        assert set(limiter.queues) == {job.tube for job, _ in holders if job.state == READY}
         assert set(limiter.pending) == {tube for tube, queue in limiter.queues.items() if queue.front is None}
         is_due = limiter.timer_at or limiter in broker.dependents.targets
         assert not (limiter.is_free and limiter.pending) or is_due, "a tick is due to place fronts"
 
 
-def _check_keys(broker: Broker) -> None:
+def _check_keys(broker: Broker, jobs: list[Job]) -> None:
     """Assert that of all jobs of a tube with an idempotency key, the one with the lowest id holds it."""
     ids: dict[tuple[Tube, bytes], list[int]] = {}
-    for id, job in sorted(broker.jobs.items()):
+    for job in sorted(jobs, key=lambda job: job.id):
         if isinstance(job, TaggedJob) and job.idempotency_key:
-            ids.setdefault((job.tube, job.idempotency_key), []).append(id)
+            ids.setdefault((job.tube, job.idempotency_key), []).append(job.id)
     for tube in broker.tubes.values():
         if tube.idempotency is not None:
             for key, holder in tube.idempotency.holders.items():
@@ -203,7 +206,24 @@ def _check_keys(broker: Broker) -> None:
     assert not ids
 
 
-def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
+class _Census:
+    """Reserved jobs and clients by tube, counted once for all tubes.
+
+    waiting     clients that wait for a ready job, by each tube that they watch.
+    """
+
+    def __init__(self, broker: Broker, jobs: list[Job]) -> None:
+        clients = list(broker.clients)
+        self.reserved = Counter([job.tube for job in jobs if job.state == RESERVED])
+        self.using = Counter([client.used for client in clients])
+        self.watching = Counter([name for client in [*clients, *broker.closing_clients] for name in client.watched])
+        self.waiting: dict[bytes, list[Client]] = {}
+        for client in filter(is_in_reserve, clients):
+            for name in client.watched:
+                self.waiting.setdefault(name, []).append(client)
+
+
+def _check_tube(broker: Broker, tube: Tube, census: _Census, places: dict[int, int]) -> None:
     """Assert that *tube* is consistent, and count its jobs in *places*."""
     assert broker.tubes[tube.name] is tube
     if tube.is_unneeded() and tube is not broker.default_tube:
@@ -215,26 +235,27 @@ def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
             assert job.state == state and job.tube is tube and job.holder is None and not job.former_state
             assert not job.is_truncated
             places[job.id] = places.get(job.id, 0) + 1
-    assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)
-    assert [(job.deadline, job.id) for job in delayed] == sorted((job.deadline, job.id) for job in delayed)
+    if ready:
+        assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)
+    if delayed:
+        assert [(job.deadline, job.id) for job in delayed] == sorted((job.deadline, job.id) for job in delayed)
     tube.ready.check(ready)
     tube.delayed.check(delayed)
-    assert tube.urgent_count == sum(job.pri < URGENT_BELOW for job in ready)
-    clients = list(broker.clients)
-    assert tube.reserved_count == sum(job.tube is tube and job.state == RESERVED for job in broker.jobs.values())
-    assert tube.using == sum(client.used is tube for client in clients)
-    assert tube.watching == sum(tube.name in client.watched for client in [*clients, *broker.closing_clients])
+    assert tube.urgent_count == sum([job.pri < URGENT_BELOW for job in ready])
+    assert tube.reserved_count == census.reserved[tube]
+    assert tube.using == census.using[tube]
+    assert tube.watching == census.watching[tube.name]
     assert tube.total_reserves == sum(tube.queue_times.counts().values())
-    waiting = [client for client in clients if is_in_reserve(client) and tube.name in client.watched]
+    waiting = census.waiting.get(tube.name, [])
     assert set(tube.waiters) == {client for client in waiting if client.tube_set is None}
     assert tube.waiting_count == len(waiting)
     assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
     for id, client in offers_of(tube).items():
         assert client.offered is broker.jobs[id] and client.is_remote and not client.is_closed
         assert client.offered.state == READY and client.offered.tube is tube
-    runnable = [job for job in ready if not is_withheld(job) and job.id not in offers_of(tube)]
-    is_due = tube.timer_at or tube in broker.dependents.targets
-    assert not (waiting and runnable) or tube.throttled_until or is_due
+    if waiting and not tube.throttled_until:
+        runnable = [job for job in ready if not is_withheld(job) and job.id not in offers_of(tube)]
+        assert not runnable or tube.timer_at or tube in broker.dependents.targets
     if delayed and delayed[0].deadline < NO_DEADLINE:
         assert 0 < tube.timer_at <= delayed[0].deadline
     if tube.paused_until:
