@@ -142,6 +142,8 @@ class Disk:
         return self.capacity - self.used if self.capacity < UNLIMITED else UNLIMITED
 
     def free_files(self) -> int:
+        if self.max_files == UNLIMITED:
+            return UNLIMITED
         return self.max_files - len({*self._names.values(), *self._handles.values()})
 
     def grow(self, handle: int, size: int) -> None:
@@ -207,7 +209,8 @@ class Disk:
     def used(self) -> int:
         """Bytes of all files, including removed ones that are still open."""
         block = self.block
-        sizes = [len(inode.cached) for inode in {*self._names.values(), *self._handles.values()}]
+        removed = {*self._handles.values()}.difference(self._names.values())
+        sizes = [len(inode.cached) for inode in (*self._names.values(), *removed)]
         return sum(sizes) if block == 1 else sum([-(-size // block) * block for size in sizes])
 
     @property

@@ -15,7 +15,7 @@ from greenstalk_server.net.committer import Committer
 from tests.journal.disk import Disk, seeded
 from tests.journal.workload import Bench
 
-SEGMENT: Final = 65_536
+SEGMENT: Final = 16_384
 
 COMMIT_TIMEOUT: Final = 60
 """Seconds that the commit of a batch may take."""
@@ -93,10 +93,10 @@ class Load:
 @pytest.mark.parametrize(
     ("clients", "jobs", "size", "backlog", "rounds"),
     [
-        pytest.param(4, 1, 65_000, 0, 60, id="large bodies and one old job"),
-        pytest.param(32, 1, 65_000, 0, 12, id="large bodies of many clients"),
-        pytest.param(32, 3, 60_000, 200, 15, id="large batches and a backlog"),
-        pytest.param(8, 20, 2_000, 3_000, 0, id="deletion of the whole backlog"),
+        pytest.param(4, 1, 16_200, 0, 60, id="large bodies and one old job"),
+        pytest.param(32, 1, 16_200, 0, 12, id="large bodies of many clients"),
+        pytest.param(32, 3, 15_000, 200, 10, id="large batches and a backlog"),
+        pytest.param(8, 20, 500, 3_000, 0, id="deletion of the whole backlog"),
     ],
 )
 def test_directory_stays_within_its_bound_under_load(
