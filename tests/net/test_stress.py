@@ -136,7 +136,7 @@ class Client(threading.Thread):
 
     def _exchange(self, sock: socket.socket, out: bytes, last: bytes) -> bytes:
         """Send *out* in random pieces, and return the replies up to *last*."""
-        received, at, piece, silent_since = b"", 0, b"", time.monotonic()
+        received, at, piece, silent_since = bytearray(), 0, b"", time.monotonic()
         while at < len(out) or not received.endswith(last):
             assert time.monotonic() < silent_since + SILENCE, "no reply"
             piece = piece or out[at : at + self.chance.choice([1, 7, 200, 5000, 1 << 20])]
@@ -147,10 +147,11 @@ class Client(threading.Thread):
             try:
                 data = sock.recv(self.chance.choice([100, 5000, 1 << 18]))
                 assert data, "closed by the server"
-                received, silent_since = received + data, time.monotonic()
+                received += data
+                silent_since = time.monotonic()
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 select.select([sock], [sock] if at < len(out) else [], [], 0.05)
-        return received
+        return bytes(received)
 
     def _end(self, sock: socket.socket) -> None:
         sock.settimeout(SILENCE)
