@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -37,15 +38,14 @@ class SharedBytecode(BytecodeCache):
     """
 
     def __init__(self) -> None:
-        self._code: dict[str, bytes] = {}
+        self._code: dict[str, CodeType] = {}
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        code = self._code.get(bucket.key)
-        if code is not None:
-            bucket.bytecode_from_string(code)
+        bucket.code = self._code.get(bucket.key)
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        self._code[bucket.key] = bucket.bytecode_to_string()
+        assert bucket.code is not None
+        self._code[bucket.key] = bucket.code
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,6 +53,7 @@ def _compile_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Flask, "jinja_options", {"bytecode_cache": SharedBytecode()})
         patch.setattr(Rule, "_compile_builder", _builder_compiled_once(Rule._compile_builder))
+        patch.setattr(Rule, "compile", _parsed_once(Rule.compile))
         yield
 
 
@@ -66,6 +67,24 @@ def _builder_compiled_once(compile_builder: Callable[..., Callable[..., Any]]) -
         if key not in made:
             made[key] = compile_builder(rule, append_unknown)
         return made[key]
+
+    return compile_once
+
+
+def _parsed_once(compile_rule: Callable[[Rule], None]) -> Callable[[Rule], None]:
+    """Return *compile_rule* with a cache of the parsed rules: parsing them takes half of the time to create an app."""
+    made: dict[str, Rule] = {}
+
+    def compile_once(rule: Rule) -> None:
+        first = made.setdefault(rule.rule, rule)
+        if first is rule:
+            compile_rule(rule)
+            return
+        assert not rule.defaults and rule.map is not None and not rule.map.host_matching, "the key is not unique"
+        rule._parts, rule._trace, rule._converters = first._parts, first._trace, first._converters
+        rule.arguments |= first.arguments
+        rule._build = rule._compile_builder(False).__get__(rule, None)
+        rule._build_unknown = rule._compile_builder(True).__get__(rule, None)
 
     return compile_once
 
