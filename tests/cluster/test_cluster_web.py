@@ -200,13 +200,18 @@ def test_metrics_of_owners_are_of_the_whole_queue_and_those_of_the_standby_its_o
 
 def test_each_server_lists_owners_and_standbys_as_processes(site: Site) -> None:
     listed = [*site.owners, site.standby]
+    names = [name_of(each) for each in listed]
     pids = [node.process.pid for node in listed if node.process is not None]
     with Connection(site.standby.port, 40.0):
         for node in site.nodes:
+
+            def named(node: Node = node) -> bool:
+                return [one["server"] for one in api(node, "GET", "/servers")["processes"]] == names
+
+            wait_until(named, lambda: "a server that has just started has no name")
             found = api(node, "GET", "/servers")
             assert [one["pid"] for one in found["processes"]] == pids
             assert [one["shard"] for one in found["processes"]] == [0, 1, None]
-            assert [one["server"] for one in found["processes"]] == [name_of(each) for each in listed]
             assert (found["servers"][0]["role"], found["servers"][0]["shards"]) == ("leader", SHARDS)
             standby = found["processes"][-1]
             assert (standby["state"], standby["connections"]) == ("standby", 1)
