@@ -18,7 +18,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.config.tables.roles import Rights
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.operations import editing, finishing, policy_changes, reserving
 from greenstalk_server.core.operations.undoing import undelete
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
@@ -202,17 +203,28 @@ def test_bulk_change_that_stops_shows_the_reason_once(
     )
 
 
-def test_undo_continues_after_the_last_job_that_had_room(
-    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class FullJournal(NullJournal):
+    """A journal that has room for some restored jobs, one for each True in `room`, and for no replaced job."""
+
+    def __init__(self, *room: bool) -> None:
+        super().__init__()
+        self.room = list(room)
+
+    def undelete(self, job: Job) -> bool:
+        return self.room.pop(0)
+
+    def replace(self, old: Job, new: Job) -> bool:
+        return False
+
+
+def test_undo_continues_after_the_last_job_that_had_room(queue: Queue, client: FlaskClient) -> None:
     ids = queue.put("mail", count=3)
     change = clear(client)
-    room = [True, False]
-    monkeypatch.setattr(type(queue.broker.journal), "undelete", lambda self, job: room.pop(0))
+    queue.broker.journal = journal = FullJournal(True, False)
     assert "The journal cannot store the jobs: the disk has no room." in undo(client, change)
     assert list(queue.broker.jobs) == ids[:1]
     assert finishing.delete_job(queue.broker, ids[0], queue.now)
-    room += [True, True]
+    journal.room += [True, True]
     undo(client, change)
     assert list(queue.broker.jobs) == ids[1:]
 
@@ -468,13 +480,11 @@ def test_jobs_that_cannot_be_put_back_are_listed_with_the_reason(queue: Queue, c
     assert "1 job was not put back, because a worker holds the job:" in undone["message"]
 
 
-def test_failed_undo_shows_the_reason_and_the_jobs_that_were_refused_before(
-    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_undo_shows_the_reason_and_the_jobs_that_were_refused_before(queue: Queue, client: FlaskClient) -> None:
     ids = queue.put("mail", count=2)
     task = client.post("/api/v1/bulk", json={"action": "bury", "all": True, "dry_run": False}).get_json()
     finishing.delete_job(queue.broker, ids[0], queue.now)
-    monkeypatch.setattr(type(queue.broker.journal), "replace", lambda self, job, new: False)
+    queue.broker.journal = FullJournal()
     page = undo(client, str(task["change_number"]))
     assert "The journal cannot store the jobs: the disk has no room. Start the undo again for the rest." in page
     assert f"1 job was not put back, because the job has been deleted since: {ids[0]}." in page
