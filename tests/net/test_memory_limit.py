@@ -11,7 +11,7 @@ import pytest
 
 from greenstalk_server.core.jobs.body_cache import LEAST_LIMIT
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE
-from tests.support.daemon import TIMEOUT, Daemon, run
+from tests.support.daemon import COMMAND, TIMEOUT, Daemon, run
 from tests.support.peer import eventually, rss
 from tests.support.servers import yaml_mapping
 from tests.support.wire import END, Connection
@@ -24,6 +24,9 @@ BOUND = LEAST_LIMIT + 2**25
 """Maximum resident bytes: the limit applies to jobs; bodies that are being read or sent come on top."""
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-z", "1000000", "--memory-limit", str(LEAST_LIMIT))
+
+EXECUTED = ("env", *COMMAND)
+"""The command. `env` prevents a fork, most of whose memory has modules that a server without a dashboard lacks."""
 
 
 def body_of(id: int) -> bytes:
@@ -57,7 +60,8 @@ class Talk(Connection):
 
 @contextmanager
 def serving(directory: Path) -> Iterator[tuple[Daemon, Talk]]:
-    with Daemon(*FLAGS, "-b", str(directory), "-s", "1000000") as daemon, closing(Talk(daemon.port)) as talk:
+    flags = (*FLAGS, "-b", str(directory), "-s", "1000000")
+    with Daemon(*flags, command=EXECUTED) as daemon, closing(Talk(daemon.port)) as talk:
         yield daemon, talk
 
 
@@ -195,7 +199,7 @@ def damage(directory: Path, body: bytes) -> None:
 
 
 def test_puts_without_a_journal_are_refused_at_the_memory_limit() -> None:
-    with Daemon(*FLAGS) as daemon, closing(Talk(daemon.port)) as talk:
+    with Daemon(*FLAGS, command=EXECUTED) as daemon, closing(Talk(daemon.port)) as talk:
         count = 0
         while talk.put(count + 1) != b"OUT_OF_MEMORY":
             count += 1
