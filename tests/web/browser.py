@@ -83,7 +83,7 @@ class Tab:
         self.page.set_viewport_size({"width": width, "height": HEIGHT})
         if theme is not None:
             self.page.emulate_media(color_scheme=theme)
-        self.page.evaluate("document.getAnimations().forEach(one => one.finish())")  # transitions of colours
+        self.page.evaluate(SETTLE)
 
     def screenshots(self, name: str, views: Iterable[View]) -> None:
         """Save a screenshot of each of *views* if SCREENSHOTS is set."""
@@ -96,6 +96,12 @@ class Tab:
         """Save a screenshot of the whole page if SCREENSHOTS is set."""
         if directory := os.environ.get(SCREENSHOTS):
             self.page.screenshot(path=Path(directory, f"{name}.png"), full_page=True)
+
+
+SETTLE = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))
+    .then(() => document.getAnimations().forEach(one => one.finish()))"""
+"""Waits until the charts have the width of the window, as they learn it with the next frame; ends the transitions of
+colours."""
 
 
 class Browser:
