@@ -95,7 +95,7 @@ class Load:
     [
         pytest.param(4, 1, 16_200, 0, 60, id="large bodies and one old job"),
         pytest.param(32, 1, 16_200, 0, 12, id="large bodies of many clients"),
-        pytest.param(32, 3, 15_000, 200, 10, id="large batches and a backlog"),
+        pytest.param(32, 3, 15_000, 200, 15, id="large batches and a backlog"),
         pytest.param(8, 20, 500, 3_000, 0, id="deletion of the whole backlog"),
     ],
 )

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("ignore_warnings")
 
 
 @sync_intervals_and_memory
-@pytest.mark.parametrize(("kind", "steps"), [(PolicyBench, 48), (RuntimeBench, 32), (TaggedBench, 26)])
+@pytest.mark.parametrize(("kind", "steps"), [(PolicyBench, 80), (RuntimeBench, 50), (TaggedBench, 40)])
 def test_power_loss_at_any_call_loses_nothing_acknowledged(
     kind: type[PolicyBench | RuntimeBench | TaggedBench], steps: int, sync_interval: int, is_memory_short: bool
 ) -> None:
@@ -49,7 +49,7 @@ def test_power_loss_at_any_call_loses_nothing_acknowledged(
         assert any(snapshot is not None and snapshot.dead_letter for snapshot in snapshots)
 
 
-@pytest.mark.parametrize(("kind", "times"), [(PolicyBench, 60), (TaggedBench, 40)])
+@pytest.mark.parametrize(("kind", "times"), [(PolicyBench, 100), (TaggedBench, 60)])
 def test_repeated_power_loss_also_during_recovery_loses_nothing(
     kind: type[PolicyBench | TaggedBench], times: int
 ) -> None:
@@ -63,7 +63,7 @@ def test_repeated_power_loss_under_policies_of_the_broker_loses_nothing() -> Non
     """Each server applies its policies to the jobs that it finds."""
     random = seeded(0)
     bench = RuledBench(Disk(), random)
-    for number in range(40):
+    for number in range(60):
         bench.disk.before = power_lost_at(random.randrange(4, 60 if number % 3 else 12))
         with pytest.raises(PowerLostError):
             run_forever(bench)
@@ -82,7 +82,7 @@ def test_failure_of_any_call_loses_nothing_acknowledged(
     sync_interval: int, is_memory_short: bool, code: int, is_lasting: bool
 ) -> None:
     """One call fails, or all calls for some steps. Then service resumes, and power is lost."""
-    for at in range(1, 160, 12 if sync_interval == 0 else 24):
+    for at in range(1, 160, 8 if sync_interval == 0 else 16):
         random = seeded(at)
         disk = Disk()
         disk.random = random
