@@ -14,7 +14,7 @@ from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab, View
-from .visit import RULES_OF_A_VIEW, Clients, is_too_wide, url_of_module, violations
+from .visit import Clients, is_too_wide, url_of_module, violations
 from .wide import LONG, SOLID
 
 VIEWS: tuple[View, ...] = ((360, "dark"), (1024, "light"), (1440, "light"))
@@ -172,8 +172,8 @@ PROBLEMS = f"""([numbers, least]) => {{
 def problems_of(tab: Tab, width: int) -> list[Any]:
     """Return what does not fit or breaks a rule on the page of *tab*, whose details are opened."""
     found: list[Any] = tab.page.evaluate(PROBLEMS, [NUMBERS, MIN_TARGET])
-    if width in (360, 1440):  # one check for each theme; a narrow window shows no element that a wide one does not
-        found += [f"rule: {one}" for one in violations(tab, RULES_OF_A_VIEW if width == 360 else None)]
+    if width in (360, 1440):  # one check for each theme
+        found += [f"rule: {one}" for one in violations(tab)]
     return found
 
 
@@ -181,7 +181,7 @@ def problems_of(tab: Tab, width: int) -> list[Any]:
 def test_every_page_fits(chromium: Browser, wide: str, part: int) -> None:
     """Load each page once, which takes as much CPU as its checks, and show it in each view.
 
-    Every other page is shown in the reverse order of views, so that it is loaded in the first of them.
+    The order of the views alternates: a page begins with the view in which the previous page ended.
     """
     problems: dict[str, list[Any]] = {}
     with chromium.tab(wide) as tab:

@@ -13,7 +13,7 @@ from tests.support.daemon import Daemon, environment
 
 from .browser import Browser, Tab, View
 from .test_guard import basic
-from .visit import FLAGS, RULES_OF_A_VIEW, WITH_AND_WITHOUT_SCRIPTS, is_too_wide, press, violations
+from .visit import FLAGS, WITH_AND_WITHOUT_SCRIPTS, is_too_wide, press, violations
 
 PASSWORD = "sesame"  # noqa: S105
 VIEWS: tuple[View, ...] = ((360, "dark"), (1440, "light"))
@@ -92,7 +92,7 @@ def check(tab: Tab, name: str) -> None:
     tab.screenshots(name, VIEWS)
     for width, theme in VIEWS:
         tab.show(width, theme)
-        assert violations(tab, RULES_OF_A_VIEW if width == 360 else None) == []
+        assert violations(tab) == []
         assert not is_too_wide(tab)
         small = tab.page.evaluate(
             "[...document.querySelectorAll('.signin input:not([type=hidden]), .signin .button, .sign-out .button, "
