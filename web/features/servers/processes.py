@@ -29,7 +29,7 @@ class Process(ResponseModel):
         Literal["serving", "draining", "failing", "standby", "unreachable"],
         Meta(description="`failing`: its journal cannot be written. `unreachable`: it does not answer; all else is 0."),
     ]
-    server: Annotated[str, Meta(description="The name of a server of a cluster; empty if it does not answer.")] = ""
+    server: Annotated[str, Meta(description="The name of the server, in a cluster.")] = ""
     pid: Count = 0
     uptime: Annotated[Count, Meta(description="Seconds since its start.")] = 0
     jobs: Count = 0
@@ -69,7 +69,10 @@ class Processes:
         """Return the owners by shard, then the standbys by name; none if there is only this process. Switches."""
         if not self._shards.are_linked:
             return []
-        found: dict[Target, Process] = {self._shards.own: self._own()}
+        found: dict[Target, Process] = {
+            shard: Process(shard=shard, state="unreachable") for shard in range(self._shards.count)
+        }
+        found[self._shards.own] = self._own()
         found |= {target: convert(answer, Process) for target, answer in self._shards.ask_fronts(QUESTION).items()}
         names: dict[Target, str] = {}
         if self._membership is not None:
@@ -77,10 +80,11 @@ class Processes:
             names = {each.id: each.name for each in self._membership.snapshot.processes}
             names |= {shard: names.get(one.holder, "") for shard, one in enumerate(of_shards)}
         for target, one in found.items():
-            one.cpu_share = self._share(target, one)
+            if one.state != "unreachable":
+                one.cpu_share = self._share(target, one)
             one.server = names.get(target, target if isinstance(target, str) else "")
         self._before = {target: before for target, before in self._before.items() if target in found}
-        owners = [found.get(shard) or Process(shard=shard, state="unreachable") for shard in range(self._shards.count)]
+        owners = [found[shard] for shard in range(self._shards.count)]
         standbys = [one for target, one in found.items() if isinstance(target, str)]
         return owners + sorted(standbys, key=lambda one: one.server)
 
