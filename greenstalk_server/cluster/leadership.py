@@ -424,7 +424,7 @@ class Candidate(Generic[Q]):
         self._read_at = None
 
     def _read(self) -> LeaseState:
-        """Read batches until there are no more; return who led after the last one. Switches."""
+        """Read batches until there are no more; return the state of the lease after the last one. Switches."""
         follower = self._follower
         assert follower is not None
         while True:

@@ -28,7 +28,7 @@ from greenstalk_server.runtime.threads import run_in_thread
 
 POLL_INTERVAL: Final = 0.2
 LEADER_POLL_INTERVAL: Final = 0.4
-"""Seconds between two reads: of a process that follows a shard, and may take it over, and of one that leads."""
+"""Seconds between two reads by a process that leads no shard, and so may take one over; and by one that leads."""
 
 HEARTBEAT_INTERVAL: Final = 1.0
 """Seconds between two reports that this process lives."""

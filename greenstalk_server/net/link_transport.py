@@ -19,7 +19,7 @@ from greenstalk_server.protocol.link_frames import LinkError
 from greenstalk_server.runtime.system import peer_user
 
 _NOT_TLS: Final = {"HTTP_REQUEST", "RECORD_LAYER_FAILURE", "WRONG_VERSION_NUMBER"}
-"""What OpenSSL says of a first message that is not of TLS."""
+"""Reasons that OpenSSL gives for an error if the peer does not use TLS."""
 
 
 def connect(address: str, certificates: Certificates | None) -> socket.socket:

@@ -84,7 +84,7 @@ class FrontSession(RestrictedSession):
     _reserve_shard      the shard of all watched tubes; SEVERAL if they are not on one.
     _is_subscribed      the other shards publish the heads of the watched tubes.
     _holding            other shards where the client may hold a job.
-    _near               the channel that `channel` returned last; a dict takes longer.
+    _near               the channel that `channel` returned last, which it finds without a lookup in `_channels`.
     """
 
     __slots__ = (

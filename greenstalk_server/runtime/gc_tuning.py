@@ -50,7 +50,7 @@ UPKEEP_INTERVAL: Final = 0.005
 take 5 % more instructions."""
 
 MIN_WORK: Final = 1_000_000
-"""Nanoseconds of CPU time from one pause to the next: the end of each pause wakes up the event loop."""
+"""Minimum nanoseconds of CPU time between the starts of two pauses: the end of a pause wakes up the event loop."""
 
 COLLECTION_INTERVAL: int = 50_000_000
 """Nanoseconds of CPU time between two collections by `Upkeep`. Not Final, so that a test can change it."""
@@ -99,8 +99,8 @@ def collect_old() -> None:
 class Upkeep:
     """Collects young objects, and returns free memory to the system, while the event loop has work.
 
-    The check watcher runs after the loop has waited for input. While the loop works, it pauses for UPKEEP_INTERVAL; it
-    does not pause in an idle server, which the end of the pause would wake up.
+    The check watcher runs after the loop has waited for input. While the server is busy, the watcher pauses for
+    UPKEEP_INTERVAL after each run. In an idle server it does not pause, since the end of a pause wakes up the loop.
 
     With a libc that is not glibc, or with glibc before 2.33, it returns no memory.
     """

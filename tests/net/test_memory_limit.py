@@ -26,7 +26,7 @@ BOUND = LEAST_LIMIT + 2**25
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-z", "1000000", "--memory-limit", str(LEAST_LIMIT))
 
 EXECUTED = ("env", *COMMAND)
-"""The command. `env` prevents a fork, most of whose memory has modules that a server without a dashboard lacks."""
+"""Starts the server with an exec. A fork would count the modules of the dashboard, which it does not use, as memory."""
 
 
 def body_of(id: int) -> bytes:

@@ -100,8 +100,7 @@ class Tab:
 
 SETTLE = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))
     .then(() => document.getAnimations().forEach(one => one.finish()))"""
-"""Waits until the charts have the width of the window, as they learn it with the next frame; ends the transitions of
-colours."""
+"""Waits for two frames, in which charts take the new width of the window; then ends the transitions of colours."""
 
 
 class Browser:

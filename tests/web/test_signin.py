@@ -26,7 +26,7 @@ from .test_guard import basic
 
 ADMIN, VIEWER = "change-it", "look-on"
 FAST = "scrypt:1024:8:1"
-"""A method that takes less time than the default for hashes, which each process of pytest computes at its start."""
+"""A hash method that is faster than the default: each process of pytest computes the hashes when it starts."""
 BROWSER = {"User-Agent": "Mozilla/5.0 (X11)", "Accept": "text/html,*/*", "Sec-Fetch-Mode": "navigate"}
 HOUR = 3600 * SECOND
 
