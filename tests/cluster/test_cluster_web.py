@@ -261,23 +261,27 @@ def test_each_server_lists_connections_to_the_standby(site: Site) -> None:
 
 
 def test_counts_include_connections_to_the_standby(site: Site) -> None:
-    def counts(node: Node) -> tuple[int, ...]:
-        found = re.findall(r'greenstalk_connections\{role="(\w+)"\} (\d+)', page(node, "/metrics"))
+    def counts(node: Node) -> list[tuple[int, ...]]:
+        """Return the numbers of connections, producers, workers and waiting ones, by the metrics and by the API."""
+        metrics = dict(re.findall(r'greenstalk_connections\{role="(\w+)"\} (\d+)', page(node, "/metrics")))
         stats = api(node, "GET", "/server")["stats"]
-        roles = dict(found)
-        assert stats["current_connections"] == int(roles["any"]) and stats["current_workers"] == int(roles["worker"])
-        assert stats["current_waiting"] == int(roles["waiting"])
-        return tuple(int(roles[role]) for role in ("any", "producer", "worker", "waiting"))
+        return [
+            tuple(int(metrics[role]) for role in ("any", "producer", "worker", "waiting")),
+            tuple(stats[f"current_{role}"] for role in ("connections", "producers", "workers", "waiting")),
+        ]
 
-    wait_until(lambda: counts(site.owners[0]) == (0, 0, 0, 0), lambda: str(counts(site.owners[0])))
+    def await_counts(nodes: list[Node], *expected: int) -> None:
+        wait_until(
+            lambda: all(counts(node) == [expected, expected] for node in nodes),
+            lambda: str([counts(node) for node in nodes]),
+        )
+
+    await_counts(site.owners[:1], 0, 0, 0, 0)
     with Connection(site.standby.port, 40.0) as client, Connection(site.standby.port, 40.0) as waiter:
         hold(client, tubes("counted")[1])
         waiter.send(b"reserve\r\n")
-        wait_until(
-            lambda: {counts(node) for node in site.owners} == {(2, 1, 2, 1)},
-            lambda: str([counts(node) for node in site.owners]),
-        )
-    wait_until(lambda: counts(site.owners[0]) == (0, 0, 0, 0), lambda: str(counts(site.owners[0])))
+        await_counts(site.owners, 2, 1, 2, 1)
+    await_counts(site.owners[:1], 0, 0, 0, 0)
 
 
 def test_each_server_closes_connections_to_the_standby(site: Site) -> None:
