@@ -138,7 +138,7 @@ class Poller:
     """Serves handlers in the hub. No method switches.
 
     turns       shared by the greenlets that send large replies.
-    before_send called with the replies of a batch, and their handlers, before they are sent; it must not switch. None
+    before_send called with the handlers that have replies in a batch, before these are sent; it must not switch. None
                 if there is nothing to do.
     after_batches   called after up to MAX_BATCHES batches, when their replies are sent, if `is_output_due`; must not
                     switch.
@@ -173,7 +173,7 @@ class Poller:
         # Callbacks of the loop's next iteration. Without them, or without an epoll instance, the poller never waits.
         self._callbacks: Any = None if IS_PORTABLE else getattr(self._loop, "_callbacks", None)
         self.turns: FairQueue = FairQueue()
-        self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None
+        self.before_send: Callable[[list[Handler]], None] | None = None
         self.after_batches: Callable[[], None] | None = None
         self.is_output_due: bool = False
         self.is_serving: bool = False
@@ -233,20 +233,22 @@ class Poller:
             self.queue(handler)
 
     def _set_aside(
-        self, queued: list[Handler], received: list[tuple[Handler, bytes]]
-    ) -> tuple[list[Handler], list[tuple[Handler, bytes]]]:
-        """Set the clients in *queued* aside, and defer those in *received*; return what is left of both.
+        self, queued: list[Handler], receivers: list[Handler], inputs: list[bytes]
+    ) -> tuple[list[Handler], list[Handler], list[bytes]]:
+        """Set the clients in *queued* aside, and defer the clients in *receivers*; return what is left of all.
 
         A handler that is set aside counts as queued, so it notes what else arrives.
         """
         self._aside += [handler for handler in queued if handler.is_client()]
-        for handler, data in received:
+        left: list[Handler] = []
+        left_inputs: list[bytes] = []
+        for number, handler in enumerate(receivers):
             if handler.is_client():
-                handler.defer(data)
-        return (
-            [handler for handler in queued if not handler.is_client()],
-            [each for each in received if not each[0].is_client()],
-        )
+                handler.defer(inputs[number])
+            else:
+                left.append(handler)
+                left_inputs.append(inputs[number])
+        return [handler for handler in queued if not handler.is_client()], left, left_inputs
 
     def note_unfinished(self, handler: Handler) -> None:
         """Have *handler*, which is being served and has input left, take turns with the others of its batch."""
@@ -319,12 +321,16 @@ class Poller:
         self.is_serving = True
         queued = self._queue[: BATCH_SIZE - len(events)]  # before `_receive` queues more
         del self._queue[: len(queued)]
-        received = self._receive(events) if events else []
+        receivers: list[Handler] = []
+        inputs: list[bytes] = []
+        if events:
+            self._receive(events, receivers, inputs)
         self._now = now = self._clock()
         if now > self._serve_until:
-            queued, received = self._set_aside(queued, received)
-        limit = COMMAND_SLICE if len(queued) + len(received) == 1 else COMMAND_QUANTUM
-        replies: list[tuple[Handler, bytes]] = []
+            queued, receivers, inputs = self._set_aside(queued, receivers, inputs)
+        limit = COMMAND_SLICE if len(queued) + len(receivers) == 1 else COMMAND_QUANTUM
+        repliers: list[Handler] = []
+        outputs: list[bytes] = []
         for number, handler in enumerate(queued):
             if number and self._spent >= BUDGET:  # serve one at least: new events must not starve the queue
                 self._queue[:0] = queued[number:]
@@ -336,30 +342,38 @@ class Poller:
                 handler.fail(error)
                 continue
             if out:
-                replies.append((handler, out))
-        self._serve_received(received, now, limit, replies)
+                repliers.append(handler)
+                outputs.append(out)
+        self._serve_received(receivers, inputs, now, limit, repliers, outputs)
         if self._late:
             self._queue_late()
         if self._unfinished:
-            self._take_turns(now, replies)
-        self._send(replies)
+            self._take_turns(now, repliers, outputs)
+        self._send(repliers, outputs)
         self.is_serving = False
 
     def _serve_received(
-        self, received: list[tuple[Handler, bytes]], now: int, limit: int, replies: list[tuple[Handler, bytes]]
+        self,
+        receivers: list[Handler],
+        inputs: list[bytes],
+        now: int,
+        limit: int,
+        repliers: list[Handler],
+        outputs: list[bytes],
     ) -> None:
-        """Serve what was *received*; add to *replies*."""
-        for handler, data in received:
+        """Serve what `_receive` has received; add the handlers with replies to *repliers*, the replies to *outputs*."""
+        for number, handler in enumerate(receivers):
             if self._spent >= DEFER_ABOVE:
-                handler.defer(data)
+                handler.defer(inputs[number])
                 continue
             try:
-                out = handler.serve(data, now, limit)
+                out = handler.serve(inputs[number], now, limit)
             except Exception as error:  # noqa: BLE001  `fail` logs it
                 handler.fail(error)
                 continue
             if out:
-                replies.append((handler, out))
+                repliers.append(handler)
+                outputs.append(out)
 
     def _send_shared(self) -> None:
         """Send the output that the batches since the last call share, such as that for other processes."""
@@ -367,19 +381,21 @@ class Poller:
             self.is_output_due = False
             self.after_batches()
 
-    def _send(self, replies: list[tuple[Handler, bytes]]) -> None:
+    def _send(self, repliers: list[Handler], outputs: list[bytes]) -> None:
         if self.before_send is not None:
-            self.before_send(replies)
-        for handler, out in replies:
+            self.before_send(repliers)
+        for number, handler in enumerate(repliers):
             try:
-                handler.send(out)
+                handler.send(outputs[number])
             except Exception as error:  # noqa: BLE001  `fail` logs it
                 handler.fail(error)
 
-    def _receive(self, events: list[tuple[int, int]]) -> list[tuple[Handler, bytes]]:
-        """Receive what *events* announce; skip handlers that are queued, so that a batch serves each only once."""
+    def _receive(self, events: list[tuple[int, int]], receivers: list[Handler], inputs: list[bytes]) -> None:
+        """Receive what *events* announce; add the handlers to *receivers*, and what each has received to *inputs*.
+
+        Skip handlers that are queued, so that a batch serves each only once.
+        """
         handlers = self._handlers
-        received: list[tuple[Handler, bytes]] = []
         for fd, what in events:
             handler = handlers.get(fd)
             if handler is None:
@@ -396,10 +412,10 @@ class Poller:
                 handler.fail(error)
                 continue
             if data is not None:
-                received.append((handler, data))
+                receivers.append(handler)
+                inputs.append(data)
             if what != INPUT and data != b"":
                 handler.note_hang_up()
-        return received
 
     def _queue_late(self) -> None:
         """Queue the handlers that were not received from, behind those that were deferred."""
@@ -407,7 +423,7 @@ class Poller:
         for handler, what in late:
             handler.note_hang_up() if what != INPUT else handler.note_unread()
 
-    def _take_turns(self, now: int, replies: list[tuple[Handler, bytes]]) -> None:
+    def _take_turns(self, now: int, repliers: list[Handler], outputs: list[bytes]) -> None:
         """Serve unfinished handlers in turns until the budget is spent; queue those that are still unfinished."""
         served, self._unfinished = self._unfinished, []
         left = deque(served)
@@ -426,7 +442,8 @@ class Poller:
                 handler.fail(error)
                 continue
             if out:
-                replies.append((handler, out))
+                repliers.append(handler)
+                outputs.append(out)
         for handler in left:
             self.queue(handler)
 
