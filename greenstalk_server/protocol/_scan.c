@@ -3,7 +3,8 @@
  *   next_command(known, numbered, data, pos, limit)  codec.next_command_in_python
  *   cut(data, max_payload, last_kind)                link_frames.cut_in_python
  *
- * For a delete, next_command takes 0.1 us instead of 0.4.
+ * For a delete, next_command takes 0.1 us instead of 0.4. It keeps recent results for lines that are in known, since
+ * clients repeat such lines. forget() drops these results; call it when known changes, other than by a new line.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -13,6 +14,9 @@
 
 #define MAX_DIGITS 19 /* of a number that fits in 64 bits */
 #define HEADER_SIZE 9
+#define RECENT 64 /* results that next_command keeps */
+
+static PyObject *recent[RECENT]; /* tuples of a line in known and its command, each at the position of recent_of */
 
 /* Return the position of the CRLF in *size* bytes, or -1. */
 static Py_ssize_t
@@ -57,6 +61,31 @@ numbered_command(PyObject *verbs, const char *bytes, Py_ssize_t size)
     return NULL;
 }
 
+/* Return the position in *recent* for a line of *size* bytes. */
+static PyObject **
+recent_of(const char *bytes, Py_ssize_t size)
+{
+    uint32_t hash = 0;
+    for (Py_ssize_t at = 0; at < size; at++)
+        hash = hash * 31 + (unsigned char)bytes[at];
+    return &recent[hash % RECENT];
+}
+
+static int
+has_line(PyObject *found, const char *bytes, Py_ssize_t size)
+{
+    PyObject *line = PyTuple_GET_ITEM(found, 0);
+    return PyBytes_GET_SIZE(line) == size && memcmp(PyBytes_AS_STRING(line), bytes, (size_t)size) == 0;
+}
+
+static PyObject *
+forget(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(ignored))
+{
+    for (int at = 0; at < RECENT; at++)
+        Py_CLEAR(recent[at]);
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 next_command(PyObject *Py_UNUSED(self), PyObject *const *arguments, Py_ssize_t number)
 {
@@ -76,16 +105,24 @@ next_command(PyObject *Py_UNUSED(self), PyObject *const *arguments, Py_ssize_t n
     Py_ssize_t end = find_end(bytes, size - pos < limit ? size - pos : limit);
     if (end < 0)
         Py_RETURN_NONE;
-    PyObject *line = PyBytes_FromStringAndSize(bytes, end);
-    if (line == NULL)
-        return NULL;
-    PyObject *command = numbered_command(arguments[1], bytes, end);
-    if (command == NULL && !PyErr_Occurred())
+    PyObject **kept = NULL, *command = numbered_command(arguments[1], bytes, end);
+    if (command == NULL) {
+        if (PyErr_Occurred())
+            return NULL;
+        kept = recent_of(bytes, end);
+        if (*kept != NULL && has_line(*kept, bytes, end))
+            return Py_NewRef(*kept);
+    }
+    PyObject *line = PyBytes_FromStringAndSize(bytes, end), *found = NULL;
+    if (line != NULL && command == NULL)
         command = Py_XNewRef(PyDict_GetItemWithError(arguments[0], line));
-    if (command == NULL && !PyErr_Occurred())
-        command = Py_NewRef(Py_None);
-    PyObject *found = command == NULL ? NULL : PyTuple_Pack(2, line, command);
-    Py_DECREF(line);
+    if (command == NULL)
+        kept = NULL;
+    if (!PyErr_Occurred())
+        found = PyTuple_Pack(2, line, command == NULL ? Py_None : command);
+    if (kept != NULL && found != NULL)
+        Py_XSETREF(*kept, Py_NewRef(found));
+    Py_XDECREF(line);
     Py_XDECREF(command);
     return found;
 }
@@ -154,6 +191,7 @@ failed:
 
 static PyMethodDef methods[] = {
     {"next_command", (PyCFunction)(void (*)(void))next_command, METH_FASTCALL, "See codec.next_command_in_python."},
+    {"forget", forget, METH_NOARGS, "Forget what next_command has kept."},
     {"cut", (PyCFunction)(void (*)(void))cut, METH_FASTCALL, "See link_frames.cut_in_python."},
     {NULL, NULL, 0, NULL},
 };

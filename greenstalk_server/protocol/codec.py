@@ -54,10 +54,8 @@ def set_strict(is_strict: bool) -> None:
     _by_word.clear()
     _by_word.update({verb.name: verb for verb in verbs if verb.arguments or verb.is_extension})
     known.clear()
+    _forget()
     known.update({verb.name: (verb,) for verb in verbs if not verb.arguments})
-
-
-set_strict(False)
 
 
 def extensions() -> tuple[str, ...]:
@@ -93,17 +91,23 @@ def next_command_in_python(
     return line, command
 
 
-def _fastest() -> Callable[
-    [dict[bytes, Command], tuple[bytes | Verb, ...], bytes, int, int], tuple[bytes, Command | None] | None
+def _fastest() -> tuple[
+    Callable[[dict[bytes, Command], tuple[bytes | Verb, ...], bytes, int, int], tuple[bytes, Command | None] | None],
+    Callable[[], object],
 ]:
+    """Return a function that does what `next_command_in_python` does, and one that drops the results that it keeps."""
     try:
         from greenstalk_server.protocol import _scan  # noqa: PLC0415  not in the pure Python build
     except ImportError:
-        return next_command_in_python
-    return _scan.next_command
+        return next_command_in_python, object
+    return _scan.next_command, _scan.forget
 
 
-_next_command: Final = _fastest()
+_next_command: Final = _fastest()[0]
+_forget: Final = _fastest()[1]
+
+
+set_strict(False)
 
 
 def parse(line: bytes) -> Command:

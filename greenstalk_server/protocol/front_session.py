@@ -390,8 +390,7 @@ class FrontSession(RestrictedSession):
             if id < self._base:
                 return self._search(verb, command, now)
             shard = self.shard_of_job(id)
-            moves = self.broker.moves
-            if shard == own and moves is not None and (moves.locations or moves.sent):
+            if shard == own and self.broker.moves is not None:
                 place = moving.find(self.broker, id)
                 if place != moving.HERE:
                     self._end_run()

@@ -281,7 +281,7 @@ class Session(SessionState):
         if pos < len(data) - pos and (self.has_more or self.is_waiting):
             self._rest, self._position = data, pos
         else:
-            self._rest, self._position = data[pos:], 0
+            self._rest, self._position = data[pos:] if pos < len(data) else b"", 0
 
     def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
         """Return the reply to *command*, or None if the commands after it have to wait."""

@@ -30,7 +30,18 @@ def test_next_command_written_in_c_returns_what_python_does(
 ) -> None:
     data = b"".join(pieces)
     arguments = codec.known, codec._numbered, data, min(pos, len(data)), limit
-    assert scan.next_command(*arguments) == codec.next_command_in_python(*arguments)
+    expected = codec.next_command_in_python(*arguments)
+    assert scan.next_command(*arguments) == expected
+    assert scan.next_command(*arguments) == expected  # a result may be kept
+
+
+def test_next_command_written_in_c_keeps_results_until_it_is_told_to_forget(scan: ModuleType) -> None:
+    scan.forget()
+    first = scan.next_command({b"reserve": "a command"}, (), b"reserve\r\n", 0, MAX_LINE)
+    assert first == (b"reserve", "a command")
+    assert scan.next_command({}, (), b"put; reserve\r\n", 5, MAX_LINE) is first
+    scan.forget()
+    assert scan.next_command({}, (), b"reserve\r\n", 0, MAX_LINE) == (b"reserve", None)
 
 
 @given(
