@@ -74,7 +74,7 @@ def secure(sock: socket.socket, certificates: Certificates | None, is_client: bo
             fix = "set --link-cert, --link-key and --link-ca at all servers, or at none"
             raise LinkError(f"the peer does not use TLS ({reason_of(error)}): {fix}") from None
     elif not (is_loopback(sock.getsockname()[0]) and is_loopback(sock.getpeername()[0])):
-        raise LinkError("a link between machines needs TLS: set --link-cert, --link-ca")
+        raise LinkError("a link between machines needs TLS: set --link-cert, --link-key and --link-ca")
     return sock
 
 

@@ -154,7 +154,7 @@ def test_link_without_tls_is_for_loopback_addresses(caplog: pytest.LogCaptureFix
     finally:
         process.stop()
     (line,) = warnings(caplog, "refused a link")
-    assert line.endswith(": a link between machines needs TLS: set --link-cert, --link-ca")
+    assert line.endswith(": a link between machines needs TLS: set --link-cert, --link-key and --link-ca")
 
 
 def test_servers_may_reach_another_address_than_the_one_that_listens() -> None:
