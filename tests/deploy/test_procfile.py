@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from tests.cli.test_command import PUT
 from tests.support.cluster import Cluster
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, ask, environment
 from tests.support.nodes import wait_until
+from tests.support.pages import path_with_commands
 from tests.support.ports import free_ports
 
 BIN = Path(sys.executable).parent
@@ -29,8 +29,7 @@ def platform(app: Path, port: int, **variables: str) -> Daemon:
     start = ("honcho", "--no-prefix", "--no-colour", "--procfile", str(REPOSITORY / "Procfile"), "start")
     environ = environment(
         GREENSTALK_LISTEN=f"unix:{app}/queue",
-        PATH=f"{BIN}:{os.environ['PATH']}",
-        PYTHONPATH=str(REPOSITORY),  # this tree, whatever is installed
+        PATH=f"{path_with_commands(app / 'bin')}:{BIN}",
         **variables,
     )
     return Daemon("--port", str(port), command=start, environ=environ, cwd=app)

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,27 +35,17 @@ _BLOCK = re.compile(
 )
 _NOTE = re.compile(r"not run: .+|run last|serves|run last, serves")
 
-_AWAIT = """\
-import psutil, sys, time
-process = psutil.Process(int(sys.argv[1]))
-while not process.net_connections("tcp"):
-    if process.status() == psutil.STATUS_ZOMBIE:
-        sys.exit(1)
-    time.sleep(0.05)
-"""
-"""Wait until a process listens; fail if it has ended."""
-
-_PREAMBLE = f"""\
+_PREAMBLE = """\
 set -eu
-curl() {{  # -N is used for a stream that never ends: read it for two seconds
+curl() {  # -N is used for a stream that never ends: read it for two seconds
     case " $* " in
         *" -N "*) command curl --max-time 2 "$@" || test $? = 28 ;;
         *) command curl "$@" ;;
     esac
-}}
-until_it_listens() {{
-    {shlex.quote(sys.executable)} -c {shlex.quote(_AWAIT)} $! || {{ cat server.log >&2; exit 1; }}
-}}
+}
+until_it_listens() {
+    until-it-listens $! || { cat server.log >&2; exit 1; }
+}
 """
 
 _CURLRC = "silent\nshow-error\nfail-with-body\nmax-time = 20\n"

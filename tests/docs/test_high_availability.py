@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,7 +235,8 @@ def test_long_lease_can_be_released_when_its_holder_is_down(site: Site, tmp_path
     with site.two_servers(tmp_path, **variables) as nodes:
         first = nodes.wait_for_roles()
         (second,) = [node for node in nodes.nodes if node is not first]
-        first.signal(signal.SIGKILL)
+        first.kill()
+        wait_until(lambda: not first.listens(), lambda: first.log)
         holder_name, *_, is_over = lead(site, "released")
         assert is_over is False and str(holder_name).endswith(f":{first.port}")
         site.db1.ask(f"{RELEASE_LEAD} WHERE name = 'released'")

@@ -10,17 +10,27 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from struct import unpack
 from textwrap import dedent
 from typing import Final, NamedTuple
+
+import psutil
 
 from tests.support import forking
 from tests.support.daemon import REPOSITORY, environment
 
 MAX_CALL: Final = 1 << 17
-"""Maximum bytes of the directory, the arguments and the environment of a call."""
+"""Maximum bytes of the program's name, the directory, the arguments and the environment of a call."""
+
+PROGRAMS: Final = {"greenstalk-server": "greenstalk_server", "greenstalkctl": "greenstalkctl"}
+"""The commands, and the modules that they run."""
+
+AWAIT: Final = "until-it-listens"
+"""A command for scripts: wait until the process with the id in $1 listens; fail if it has ended."""
 
 _FENCE: Final = re.compile(
     r"(?:^ *<!-- (?P<note>[^>\n]*) -->\n\n?)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
@@ -35,11 +45,11 @@ sock.connect({address!r})
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: sock.send(b"%d" % number))
 variables = [f"{{name}}={{text}}" for name, text in os.environ.items()]
-words = [os.getcwd(), str(len(sys.argv) - 1), *sys.argv[1:], *variables]
+words = [{name!r}, os.getcwd(), str(len(sys.argv) - 1), *sys.argv[1:], *variables]
 socket.send_fds(sock, ["\\0".join(words).encode(errors="surrogateescape")], [0, 1, 2])
 os._exit(int(sock.recv(8)))
 """
-"""A program that lets `_Calls` run greenstalkctl in its place."""
+"""A program that lets `_Calls` run the command in its place."""
 
 
 def run_in_shell(script: str, work: Path, path: str, timeout: float, **variables: str) -> tuple[str, str]:
@@ -61,15 +71,12 @@ def run_in_shell(script: str, work: Path, path: str, timeout: float, **variables
 
 
 def path_with_commands(directory: Path) -> str:
-    """Create *directory* with the two commands of this checkout and its Python; return a PATH with beanstalkd too."""
+    """Create *directory* with the commands of this checkout, AWAIT and Python; return a PATH with beanstalkd too."""
     path = f"{directory}:{os.environ['PATH']}:/usr/sbin"
     assert shutil.which("beanstalkd", path=path), "beanstalkd is missing: apt-get install beanstalkd"
-    directory.mkdir()
-    for name, text in (
-        ("greenstalk-server", f'#!/bin/sh\nexec {sys.executable} -m greenstalk_server "$@"\n'),
-        ("greenstalkctl", _CALL.format(python=sys.executable, address=_calls().address)),
-        ("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n'),
-    ):
+    directory.mkdir(exist_ok=True)
+    calls = {n: _CALL.format(python=sys.executable, address=_calls().address, name=n) for n in (*PROGRAMS, AWAIT)}
+    for name, text in (calls | {"python3": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}).items():
         command = directory / name
         command.write_text(text)
         command.chmod(0o755)
@@ -77,9 +84,13 @@ def path_with_commands(directory: Path) -> str:
 
 
 class _Calls:
-    """Runs greenstalkctl as a fork for each call of the program `_CALL`: an exec would take ten times the CPU."""
+    """Runs a command as a fork for each call of the program `_CALL`: an exec would take ten times the CPU.
+
+    _pids   the process ids of the forks, by those of the callers.
+    """
 
     def __init__(self) -> None:
+        self._pids: dict[int, int] = {}
         self.address: Final = f"\0greenstalkctl-{os.getpid()}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.address)
@@ -92,27 +103,32 @@ class _Calls:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Start the process, pass signals on to it, and answer with its exit code."""
+        """Run the command, and answer with its exit code."""
         with connection:
             data, streams, _, _ = socket.recv_fds(connection, MAX_CALL, 3)
-            directory, count, *words = data.decode(errors="surrogateescape").split("\0")
+            name, directory, count, *words = data.decode(errors="surrogateescape").split("\0")
             arguments, variables = words[: int(count)], words[int(count) :]
-            environ = dict(each.split("=", 1) for each in variables)
-            environ.pop("PYTHONPATH")  # `run_in_shell` sets it, but the process has imported the program
-            process = forking.Process(
-                (sys.executable, "-m", "greenstalkctl", *arguments),
-                cwd=directory,
-                env=environ,
-                stdin=streams[0],
-                stdout=streams[1],
-                stderr=streams[2],
-            )
+            process = None if name == AWAIT else _start(PROGRAMS[name], arguments, directory, variables, streams)
             for stream in streams:
                 os.close(stream)
-            threading.Thread(target=self._pass_signals, args=(connection, process), daemon=True).start()
-            code = process.wait()
+            if process is None:
+                code = self._wait_until_listening(int(arguments[0]))
+            else:
+                caller, _, _ = unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                self._pids[caller] = process.pid
+                threading.Thread(target=self._pass_signals, args=(connection, process), daemon=True).start()
+                code = process.wait()
             with suppress(OSError):  # the caller was killed
                 connection.send(b"%d" % (code if code >= 0 else 128 - code))
+
+    def _wait_until_listening(self, pid: int) -> int:
+        """Wait until the process *pid*, or the fork that runs in its place, listens; return 1 if it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            while (process := psutil.Process(self._pids.get(pid, pid))).status() != psutil.STATUS_ZOMBIE:
+                if process.net_connections("tcp"):
+                    return 0
+                time.sleep(0.05)
+        return 1
 
     def _pass_signals(self, connection: socket.socket, process: forking.Process) -> None:
         while process.returncode is None:
@@ -123,6 +139,16 @@ class _Calls:
             process.send_signal(int(data) if data else signal.SIGKILL)
             if not data:
                 return
+
+
+def _start(
+    module: str, arguments: list[str], directory: str, variables: list[str], streams: list[int]
+) -> forking.Process:
+    environ = dict(each.split("=", 1) for each in variables)
+    environ.pop("PYTHONPATH", None)  # the process has imported the program
+    stdin, stdout, stderr = streams
+    command = (sys.executable, "-m", module, *arguments)
+    return forking.Process(command, cwd=directory, env=environ, stdin=stdin, stdout=stdout, stderr=stderr)
 
 
 @cache
