@@ -83,7 +83,7 @@ def test_dead_letter_tube_and_tube_leased_over_http_need_no_worker(tmp_path: Pat
             assert not found or (done.code == 1 and re.fullmatch(SENTENCE, str(found[0])))
             return [str(each).partition(":")[0] for each in found]
 
-        eventually(lambda: bool(unserved()), "a tube without workers is a problem")
+        eventually(lambda: bool(unserved()), "a tube without workers is a problem", pause=0.5)
         assert unserved() == ["forgotten"]
         assert run(*where, "tube", "failed", "--json").json["current-jobs-ready"] == 1
 

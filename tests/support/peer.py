@@ -87,12 +87,12 @@ def open_files(server: Daemon) -> int:
     return count
 
 
-def eventually(is_so: Callable[[], bool], what: str) -> None:
-    """Wait until *is_so* returns True; fail after TIMEOUT seconds."""
+def eventually(is_so: Callable[[], bool], what: str, pause: float = 0.01) -> None:
+    """Wait until *is_so* returns True, which is asked every *pause* seconds; fail after TIMEOUT seconds."""
     deadline = time.monotonic() + TIMEOUT
     while not is_so():
         assert time.monotonic() < deadline, f"still not: {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
 
 
 def connections(server: Daemon) -> int:
