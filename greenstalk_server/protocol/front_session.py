@@ -41,7 +41,7 @@ from greenstalk_server.protocol.front_works import (
     Search,
     Work,
 )
-from greenstalk_server.protocol.replies import CRLF
+from greenstalk_server.protocol.replies import CR, CRLF, LF
 from greenstalk_server.protocol.reserve_commands import wait_reply
 from greenstalk_server.protocol.restricted_session import RestrictedSession, reply_of_place
 from greenstalk_server.protocol.session import POSTPONED, PUT_LENGTH
@@ -505,19 +505,23 @@ class FrontSession(RestrictedSession):
                 raise POSTPONED
             return super()._begin_put(command, data, pos, out, now)
         size: int = command[4]
+        end = pos + size
+        is_whole = end + 2 <= len(data) and data[end] == CR and data[end + 1] == LF
         if self._run and not (
-            shard == self._run_shard
-            and command[5]
-            and size <= self.broker.max_job_size
-            and data.startswith(CRLF, pos + size)
+            shard == self._run_shard and command[5] and size <= self.broker.max_job_size and is_whole
         ):
             raise POSTPONED  # a refusal must not overtake the run, nor a put that is not whole
         verb: Verb = command[0]
         if not verb.is_extension:
             self.broker.counters.cmd_put += 1
-        self._put_line = self.line
-        end = self._refuse_put(command, data, pos, out)
-        return end if end >= 0 else self._read_body(command, 0, data, pos, out, now)
+        refused = self._refuse_put(command, data, pos, out)
+        if refused >= 0:
+            return refused
+        if not is_whole:
+            self._put_line = self.line
+            return self._read_body(command, 0, data, pos, out, now)
+        out.append(self._forward(shard, data[pos - len(self.line) - 2 : end + 2], False, 0))
+        return end + 2
 
     def _end_put(self, command: Command, id: int, body: bytes, now: int) -> bytes:
         if id:
