@@ -34,6 +34,7 @@ from greenstalk_server.protocol.front_works import (
     Deletion,
     ForwardedReserve,
     Gathering,
+    JobRun,
     Listing,
     Merge,
     Reserve,
@@ -339,13 +340,12 @@ class FrontSession(RestrictedSession):
         if self._run:
             run = self._run
             data = run[0] if len(run) == 1 else b"".join(run)
-            commands: list[bytes] | None = None
             if self._has_job:
-                self._has_job = False
-                commands, self._run = run, []
+                work: Run = JobRun(self._run_shard, data, self._is_run_repeatable, run)
+                self._has_job, self._run = False, []
             else:
+                work = Run(self._run_shard, data, self._is_run_repeatable)
                 run.clear()
-            work = Run(self._run_shard, data, self._is_run_repeatable, None, commands)
             self._run_size, self._run_shard, self._is_run_repeatable = 0, NO_SHARD, True
             self._begin(work)
             self._is_counted = True
@@ -434,16 +434,16 @@ class FrontSession(RestrictedSession):
         id: int = codec.parse(line)[1]
         return self.routes.ids.home(id)
 
-    def _run_of(self, shard: int, verb: Verb, command: Command, now: int) -> Run:
+    def _run_of(self, shard: int, verb: Verb, command: Command, now: int) -> JobRun:
         """Return a run for *shard* of the line alone, which is *command*, about a job."""
         line = self.line + CRLF
-        return Run(shard, line, verb.name in REPEATABLE, None, [line], _end_of_wait(verb, command, now))
+        return JobRun(shard, line, verb.name in REPEATABLE, [line], _end_of_wait(verb, command, now))
 
-    def _next_wait(self, now: int) -> Run:
+    def _next_wait(self, now: int) -> JobRun:
         """Return the rest of the wait for a job of the own shard, which has moved."""
         until = self.client.wait_until
         line = b"wait %d 0\r\n" % self.job_wait if until is not None else b"wait %d\r\n" % self.job_wait
-        run = Run(self.own, line, True, None, [line], until)
+        run = JobRun(self.own, line, True, [line], until)
         run.receive(self.own, wait_reply(self, now) or b"")
         return run
 

@@ -78,62 +78,21 @@ def _may_have_moved(reply: bytes, commands: list[bytes]) -> bool:
 
 
 class Run(Work):
-    """Commands for one shard.
+    """Commands for one shard, none of them about a job."""
 
-    If a job has moved to another shard, or may have, the reply MOVED says so, and the shard skips all commands behind
-    it. The command is repeated at the other shard, which is told the number of the move. If that shard does not know of
-    the move, it replies SKIPPED, and the command is repeated at the first one, which then knows that the job has not
-    arrived. At last the commands behind it are sent again.
-    """
-
-    __slots__ = (
-        "_chases",
-        "_commands",
-        "_data",
-        "_done",
-        "_has_waited",
-        "_home",
-        "_is_chasing",
-        "_is_ending",
-        "_is_repeatable",
-        "_note",
-        "_number",
-        "_origin",
-        "_reply",
-        "_shard",
-        "_until",
-    )
+    __slots__ = ("_data", "_is_ending", "_is_repeatable", "_note", "_reply", "_shard")
 
     def __init__(
-        self,
-        shard: int,
-        data: bytes,
-        is_repeatable: bool,
-        note: Callable[[bytes], bytes] | None = None,
-        commands: list[bytes] | None = None,
-        until: int | None = None,
+        self, shard: int, data: bytes, is_repeatable: bool, note: Callable[[bytes], bytes] | None = None
     ) -> None:
-        """*is_repeatable*: *data* may be served twice. *note* takes the replies; it returns what the client gets.
-
-        *commands*: those of *data*, if any of them is about a job. *until*: end of the wait in nanoseconds, if the only
-        command is a wait with a timeout.
-        """
+        """*is_repeatable*: *data* may be served twice. *note* takes the replies; it returns what the client gets."""
         super().__init__()
         self._shard: int = shard
-        self._home: int = shard
         self._data: bytes = data
         self._is_repeatable: bool = is_repeatable
         self._note: Callable[[bytes], bytes] | None = note
         self._reply: bytes = b""
-        self._commands: list[bytes] | None = commands  # without a reply
-        self._done: list[bytes] | None = None  # replies to those before; None while there are none
-        self._is_chasing: bool = False
         self._is_ending: bool = False
-        self._chases: int = 0
-        self._origin: int = NO_SHARD  # shard that sent the first command elsewhere; NO_SHARD once it was asked again
-        self._number: int = 0  # of the move
-        self._until: int | None = until
-        self._has_waited: bool = False  # the command is a wait that has begun
 
     def begin(self, session: FrontSession) -> None:
         """Forward the commands."""
@@ -162,12 +121,58 @@ class Run(Work):
         self.has_news = True
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
+        """Return all replies."""
+        return self._reply if self._note is None else self._note(self._reply)
+
+    def end(self, session: FrontSession, now: int) -> bytes | None:
+        """End the wait for a job, if the run has one."""
+        self._is_ending = True
+        session.end_remote_wait(self._shard)
+        return None
+
+
+class JobRun(Run):
+    """Commands for one shard, one of them at least about a job.
+
+    If a job has moved to another shard, or may have, the reply MOVED says so, and the shard skips all commands behind
+    it. The command is repeated at the other shard, which is told the number of the move. If that shard does not know of
+    the move, it replies SKIPPED, and the command is repeated at the first one, which then knows that the job has not
+    arrived. At last the commands behind it are sent again.
+    """
+
+    __slots__ = (
+        "_chases",
+        "_commands",
+        "_done",
+        "_has_waited",
+        "_home",
+        "_is_chasing",
+        "_number",
+        "_origin",
+        "_until",
+    )
+
+    def __init__(
+        self, shard: int, data: bytes, is_repeatable: bool, commands: list[bytes], until: int | None = None
+    ) -> None:
+        """*commands*: those of *data*. *until*: end of the wait in nanoseconds, if they are a wait with a timeout."""
+        super().__init__(shard, data, is_repeatable)
+        self._home: int = shard
+        self._commands: list[bytes] = commands  # without a reply
+        self._done: list[bytes] | None = None  # replies to those before; None while there are none
+        self._is_chasing: bool = False
+        self._chases: int = 0
+        self._origin: int = NO_SHARD  # shard that sent the first command elsewhere; NO_SHARD once it was asked again
+        self._number: int = 0  # of the move
+        self._until: int | None = until
+        self._has_waited: bool = False  # the command is a wait that has begun
+
+    def advance(self, session: FrontSession, now: int) -> bytes | None:
         """Return all replies, or repeat the command about a job that has moved."""
-        reply = self._reply
-        commands = self._commands
-        if commands is not None and (self._is_chasing or _may_have_moved(reply, commands)):
+        reply, commands = self._reply, self._commands
+        if self._is_chasing or _may_have_moved(reply, commands):
             return self._chase(session, commands, now)
-        return reply if self._note is None else self._note(reply)
+        return reply
 
     def _chase(self, session: FrontSession, commands: list[bytes], now: int) -> bytes | None:
         """Note the replies, and send what is to be repeated; return all replies once they are there."""
@@ -233,12 +238,6 @@ class Run(Work):
         self.begin(session)
         if session.is_eof:
             self.end(session, 0)
-
-    def end(self, session: FrontSession, now: int) -> bytes | None:
-        """End the wait for a job, if the run has one."""
-        self._is_ending = True
-        session.end_remote_wait(self._shard)
-        return None
 
 
 def _wait_again(line: bytes, left: int) -> bytes:
@@ -394,14 +393,14 @@ class Listing(Gathering):
         return head
 
 
-class Search(Run):
+class Search(JobRun):
     """A command about a job whose shard is not known: the shards are asked in turn until one has the job."""
 
     __slots__ = ("_shards",)
 
     def __init__(self, shards: list[int], own: int, line: bytes, is_repeatable: bool, until: int | None) -> None:
-        """The shard *own* does not have the job. *until* as of Run."""
-        super().__init__(own, line, is_repeatable, None, [line], until)
+        """The shard *own* does not have the job. *until* as of JobRun."""
+        super().__init__(own, line, is_repeatable, [line], until)
         self._shards: list[int] = shards
 
     def advance(self, session: FrontSession, now: int) -> bytes | None:
