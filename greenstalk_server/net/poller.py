@@ -6,11 +6,11 @@ a socket on its ready list when input arrives, and removes the socket when a pol
 stays on the list after it was served, so its next input would overtake earlier input on other sockets. libev, the loop
 of gevent, calls the watchers of one poll in reverse order.) The loop watches only the epoll's descriptor.
 
-A batch has up to `BATCH_SIZE` handlers: first those that are queued with work left, then those that the kernel reports,
-for which half of the batch is reserved. It runs in three passes: receive, serve, send. This keeps the code and the data
-of a pass in the CPU caches, and saves about a tenth of the CPU per command. No pass switches greenlets, so one
-timestamp is valid for the whole batch. Between the last two passes the committer may write the journal's records of the
-whole batch, so that its replies need not be held.
+A batch has up to `BATCH_SIZE` handlers that are queued with work left, and then as many that the kernel reports. It
+runs in three passes: receive, serve, send. This keeps the code and the data of a pass in the CPU caches, and saves
+about a tenth of the CPU per command. No pass switches greenlets, so one timestamp is valid for the whole batch. Between
+the last two passes the committer may write the journal's records of the whole batch, so that its replies need not be
+held.
 
 With few connections, each command would cost an iteration of gevent's loop: a second `epoll_wait`, a `getpid`, and its
 callbacks. So when commands follow each other quickly, the poller waits for the next one itself: at most `MAX_WAIT` ms
@@ -39,7 +39,7 @@ from greenstalk_server.runtime.supervisor import abort
 from greenstalk_server.runtime.system import EDGE_EVENTS, INPUT, IS_PORTABLE, YIELD_DELAY, open_poll
 
 BATCH_SIZE: Final = 16
-"""Handlers served per batch. Larger batches cost less CPU per command, but raise p99 latency."""
+"""Queued handlers, and reported ones, per batch. Larger batches cost less CPU per command, but raise p99 latency."""
 
 MAX_BATCHES: Final = range(4)
 """Batches per call of the loop; then its other watchers run."""
@@ -271,9 +271,8 @@ class Poller:
                 if is_drained or self._is_stopped:
                     is_drained = False  # the handlers that this batch has queued are served without another poll
                 else:
-                    asked = BATCH_SIZE - min(len(self._queue), BATCH_SIZE // 2)
-                    events = self._events(0, asked)
-                    is_drained = len(events) < asked
+                    events = self._events(0, BATCH_SIZE)
+                    is_drained = len(events) < BATCH_SIZE
                 self._serve_batch(events)
                 if self._spent >= BUDGET or not (self._queue or (events and not is_drained)):
                     break
@@ -319,7 +318,7 @@ class Poller:
     def _serve_batch(self, events: list[tuple[int, int]]) -> None:
         """Serve the queued handlers, then the handlers of *events*."""
         self.is_serving = True
-        queued = self._queue[: BATCH_SIZE - len(events)]  # before `_receive` queues more
+        queued = self._queue[:BATCH_SIZE]  # before `_receive` queues more
         del self._queue[: len(queued)]
         receivers: list[Handler] = []
         inputs: list[bytes] = []
