@@ -551,6 +551,8 @@ def test_pages_of_a_dead_process_say_so_and_return(site: Site) -> None:
         assert [tube["name"] for tube in found] == [name for name in names if name not in gone]
         states = {one["shard"]: one["state"] for one in site.api("GET", "/servers")["processes"]}
         assert [shard for shard, state in states.items() if state == "unreachable"] == [dead]
+        missing = site.api("GET", "/connections/2147483647", status=404)
+        assert missing["detail"].endswith("it has ended or never existed, or its process does not answer.")
     until(lambda: not without())
     site.page(f"/tube?tube={gone[0]}", 404)  # its jobs were in memory
     site.put(gone[0])

@@ -252,7 +252,11 @@ class Shards:
 
     def ask_fronts(self, name: str, /, **arguments: Any) -> dict[Target, Any]:
         """Like `ask_others`, but ask all other processes that accept clients: owners of shards, and standbys."""
-        return _answers(self._start(name, dict.fromkeys([*self.others, *self._standbys()], arguments)))
+        return _answers(self._start(name, dict.fromkeys(self.fronts(), arguments)))
+
+    def fronts(self) -> list[Target]:
+        """Return all other processes that accept clients, whether they can be reached or not."""
+        return [*self.others, *self._standbys()]
 
     def ask_standbys(self, name: str, /, **arguments: Any) -> dict[str, Any]:
         """Like `ask_others`, but ask the processes that lead no shard."""

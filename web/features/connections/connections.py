@@ -276,9 +276,14 @@ class Connections:
 
     def _reason_closed(self, number: int) -> str:
         """Return why the connection *number* is not open."""
-        known = [self._former_address(number), *self._shards.ask_fronts(FORMER, number=number).values()]
+        answers = self._shards.ask_fronts(FORMER, number=number)
+        known = [self._former_address(number), *answers.values()]
         address = next(filter(None, known), "") if principal().sees_all else ""
-        return f"it came from {address} and has ended" if address else "it has ended or never existed"
+        if address:
+            return f"it came from {address} and has ended"
+        if len(answers) < len(self._shards.fronts()):
+            return "it has ended or never existed, or its process does not answer"
+        return "it has ended or never existed"
 
     def _former_address(self, number: int) -> str:
         """Return the address of the worker *number* if it has disconnected from this process, else an empty text."""
