@@ -14,7 +14,7 @@ from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab, View
-from .visit import Clients, is_too_wide, url_of_module, violations
+from .visit import AXE, Clients, is_too_wide, url_of_module, violations
 from .wide import LONG, SOLID
 
 VIEWS: tuple[View, ...] = ((360, "dark"), (1024, "light"), (1440, "light"))
@@ -185,6 +185,7 @@ def test_every_page_fits(chromium: Browser, wide: str, part: int) -> None:
     """
     problems: dict[str, list[Any]] = {}
     with chromium.tab(wide) as tab:
+        tab.page.add_init_script(AXE)  # for each page, `violations` would send it again
         for at, (name, path) in enumerate(list(pages(tab, wide).items())[part::PARTS]):
             tab.page.goto(wide + path)
             tab.screenshots(name, VIEWS)

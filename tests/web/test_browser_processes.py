@@ -18,7 +18,7 @@ from tests.support.ports import free_ports
 
 from .browser import Browser, Tab, View
 from .test_browser_layout import problems_of
-from .visit import notice_text, press
+from .visit import AXE, notice_text, press
 
 SHARDS: Final = 2
 VIEWS: Final[tuple[View, ...]] = ((360, "dark"), (1440, "light"))
@@ -70,6 +70,7 @@ def queue() -> Iterator[Queue]:
 def test_pages_about_both_shards_fit(chromium: Browser, queue: Queue) -> None:
     problems: dict[str, list[Any]] = {}
     with chromium.tab(queue.home) as tab:
+        tab.page.add_init_script(AXE)
         policy = {"tubes": ["*"], "max_attempts": 3}
         tab.page.request.put(f"{queue.home}api/v1/policies/retries", data=policy)
         dry_run = queue.tab_api(tab, "/policies/retries/dry-run", **policy, max_jobs=5)["id"]
