@@ -295,7 +295,10 @@ class Links:
         CallError if there is no link, or no answer within *timeout* seconds, or if the answer is an error. Switches.
         """
         if target == self.own:
-            return self.handlers[name](self.own, arguments)
+            handler = self.handlers.get(name)
+            if handler is None:
+                raise CallError(f"unknown call {name}")
+            return handler(self.own, arguments)
         link = self._links.get(target) if isinstance(target, str) else self._link_to(target)
         if link is None:
             raise CallError(f"{'process' if isinstance(target, str) else 'shard'} {target} cannot be reached")

@@ -72,6 +72,8 @@ def test_error_of_a_handler_is_raised_in_the_caller(
         with pytest.raises(CallError, match=text) as error:
             pair[0].call(1, name, Message())
         assert error.value.may_have_run is may_have_run
+    with pytest.raises(CallError, match="unknown call unknown"):
+        pair[1].call(1, "unknown", Message())
     with pytest.raises(CallError, match="shard 2 cannot be reached") as error:
         pair[0].call(2, "refuse", Message())
     assert not error.value.may_have_run
