@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,24 +163,32 @@ def print_rows(rows: Iterator[str]) -> int:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[str]:
+    """Measure each setup once per round, so that the machine's speed, which changes, is the same for all."""
+    setups = list(_setups(options))
+    rounds = [
+        [measure(command, setup, 1, options.seconds, options.quota) for _, command, setup in setups]
+        for _ in range(options.rounds)
+    ]
+    results = [_median(samples) for samples in zip(*rounds, strict=True)]
     yield "| server | load | CPU us/command | to one process | commands/s | to one process | to separate servers |"
     yield "|---|---|---|---|---|---|---|"
+    one, separate = results[1], None
+    for (name, _, setup), result in zip(setups, results, strict=True):
+        if setup.servers > 1:
+            separate = result
+        yield _row(name, setup.load, result, one, separate)
 
-    def measured(command: str, setup: Setup) -> Result:
-        return measure(command, setup, options.rounds, options.seconds, options.quota)
 
+def _setups(options: argparse.Namespace) -> Iterator[tuple[str, str, Setup]]:
+    """Yield the name of the server, its command, and the setup of each row."""
     each = options.connections
-    theirs = measured("beanstalkd -l 127.0.0.1 -p {port}", Setup(connections=each))
-    one = measured(OURS_COMMAND, Setup(connections=each))
-    yield _row("beanstalkd", "own", theirs, one, None)
-    yield _row("1 process", "own", one, one, None)
+    yield "beanstalkd", "beanstalkd -l 127.0.0.1 -p {port}", Setup(connections=each)
+    yield "1 process", OURS_COMMAND, Setup(connections=each)
     for count in options.processes:
-        separate = measured(OURS_COMMAND, Setup(servers=count, connections=each))
-        yield _row(f"{count} separate servers", "own", separate, one, separate)
+        yield f"{count} separate servers", OURS_COMMAND, Setup(servers=count, connections=each)
         for load in LOADS:
             setup = Setup(processes=count, load=load, connections=each)
-            result = measured(f"{OURS_COMMAND} --processes {count}", setup)
-            yield _row(f"{count} processes", load, result, one, separate)
+            yield f"{count} processes", f"{OURS_COMMAND} --processes {count}", setup
 
 
 def _row(name: str, load: str, result: Result, one: Result, separate: Result | None) -> str:
@@ -201,6 +209,10 @@ def measure(command: str, setup: Setup, rounds: int, seconds: float, quota: floa
         cycles = stack.enter_context(closing(_Cycles(clients, setup.ahead)))
         cycles.run(WARM_UP_SECONDS)
         samples = [_sample(cycles, pids, seconds) for _ in range(rounds)]
+    return _median(samples)
+
+
+def _median(samples: Sequence[Result]) -> Result:
     return Result(median([sample.cpu_us for sample in samples]), median([sample.rate for sample in samples]))
 
 
@@ -323,7 +335,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="numbers of processes (2 4)")
     parser.add_argument("--connections", type=int, default=CONNECTIONS, help=f"to each process ({CONNECTIONS})")
-    parser.add_argument("--rounds", type=int, default=3, help="samples of each load (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="samples of each row (3)")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a sample (2)")
     parser.add_argument("--quota", type=float, default=0.0, help="part of one CPU for each process (0: no limit)")
     return parser
