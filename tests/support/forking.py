@@ -103,8 +103,6 @@ class _Zygote:
     """The process that has imported the programs. It ends when the socket is closed."""
 
     def __init__(self) -> None:
-        # The parent of a fork has ended, and the next ancestor that is a subreaper adopts it.
-        assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __name__, str(theirs.fileno())]
         repository = Path(__file__).resolve().parents[2]
@@ -119,10 +117,22 @@ class _Zygote:
         self._process.wait()
 
     def fork(self, request: Mapping[str, object], streams: list[int]) -> int:
-        """Start a fork with *streams* as its first three file descriptors; return its process id."""
+        """Start a fork with *streams* as its first three file descriptors; return its process id.
+
+        The parent of the fork ends at once, and this process, as the next subreaper, adopts the fork. It must not
+        adopt other orphans: it would not wait for them, but Patroni does until its PostgreSQL server is no process.
+        """
         with self._lock:
-            socket.send_fds(self._sock, [json.dumps(request).encode()], streams)
-            return int(self._sock.recv(MAX_REQUEST))
+            _set_subreaper(1)
+            try:
+                socket.send_fds(self._sock, [json.dumps(request).encode()], streams)
+                return int(self._sock.recv(MAX_REQUEST))
+            finally:
+                _set_subreaper(0)
+
+
+def _set_subreaper(flag: int) -> None:
+    assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, flag, 0, 0, 0) == 0
 
 
 @cache
