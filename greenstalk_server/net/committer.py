@@ -144,8 +144,8 @@ class Committer:
             self._wanted.set()
         self._holders.append(holder)
 
-    def commit_before_send(self, repliers: list[Handler]) -> None:
-        """Commit the records of the replies of *repliers* now, if that is quick; they hold replies that are not safe.
+    def commit_before_send(self, senders: list[Handler]) -> None:
+        """Commit the records of the replies of *senders* now, if that is quick; they hold replies that are not safe.
 
         With -f 0 a commit is quick if only one connection was active recently and the disk syncs fast. Does not switch.
         """
@@ -153,7 +153,7 @@ class Committer:
         if journal.promised <= journal.safe or self._holders or journal.is_remote:
             return
         is_synced = journal.sync_interval == 0
-        if is_synced and (not self._is_lone(repliers) or self._disk.locked()):
+        if is_synced and (not self._is_lone(senders) or self._disk.locked()):
             return
         try:
             self._write_here(is_synced)
@@ -181,9 +181,9 @@ class Committer:
             services.append(Service("body-loader", self._loader.run))
         return services
 
-    def _is_lone(self, repliers: list[Handler]) -> bool:
+    def _is_lone(self, senders: list[Handler]) -> bool:
         """Return whether only one handler had replies in the last batches of the poller, and syncs are quick."""
-        handler = repliers[0] if len(repliers) == 1 else None
+        handler = senders[0] if len(senders) == 1 else None
         if handler is None or handler is not self._lone_handler:
             self._lone_handler = handler
             self._lone_batches = 0

@@ -328,7 +328,7 @@ class Poller:
         if now > self._serve_until:
             queued, receivers, inputs = self._set_aside(queued, receivers, inputs)
         limit = COMMAND_SLICE if len(queued) + len(receivers) == 1 else COMMAND_QUANTUM
-        repliers: list[Handler] = []
+        senders: list[Handler] = []
         outputs: list[bytes] = []
         for number, handler in enumerate(queued):
             if number and self._spent >= BUDGET:  # serve one at least: new events must not starve the queue
@@ -341,14 +341,14 @@ class Poller:
                 handler.fail(error)
                 continue
             if out:
-                repliers.append(handler)
+                senders.append(handler)
                 outputs.append(out)
-        self._serve_received(receivers, inputs, now, limit, repliers, outputs)
+        self._serve_received(receivers, inputs, now, limit, senders, outputs)
         if self._late:
             self._queue_late()
         if self._unfinished:
-            self._take_turns(now, repliers, outputs)
-        self._send(repliers, outputs)
+            self._take_turns(now, senders, outputs)
+        self._send(senders, outputs)
         self.is_serving = False
 
     def _serve_received(
@@ -357,10 +357,10 @@ class Poller:
         inputs: list[bytes],
         now: int,
         limit: int,
-        repliers: list[Handler],
+        senders: list[Handler],
         outputs: list[bytes],
     ) -> None:
-        """Serve what `_receive` has received; add the handlers with replies to *repliers*, the replies to *outputs*."""
+        """Serve what `_receive` has received; add the handlers with replies to *senders*, the replies to *outputs*."""
         for number, handler in enumerate(receivers):
             if self._spent >= DEFER_ABOVE:
                 handler.defer(inputs[number])
@@ -371,7 +371,7 @@ class Poller:
                 handler.fail(error)
                 continue
             if out:
-                repliers.append(handler)
+                senders.append(handler)
                 outputs.append(out)
 
     def _send_shared(self) -> None:
@@ -380,10 +380,10 @@ class Poller:
             self.is_output_due = False
             self.after_batches()
 
-    def _send(self, repliers: list[Handler], outputs: list[bytes]) -> None:
+    def _send(self, senders: list[Handler], outputs: list[bytes]) -> None:
         if self.before_send is not None:
-            self.before_send(repliers)
-        for number, handler in enumerate(repliers):
+            self.before_send(senders)
+        for number, handler in enumerate(senders):
             try:
                 handler.send(outputs[number])
             except Exception as error:  # noqa: BLE001  `fail` logs it
@@ -422,7 +422,7 @@ class Poller:
         for handler, what in late:
             handler.note_hang_up() if what != INPUT else handler.note_unread()
 
-    def _take_turns(self, now: int, repliers: list[Handler], outputs: list[bytes]) -> None:
+    def _take_turns(self, now: int, senders: list[Handler], outputs: list[bytes]) -> None:
         """Serve unfinished handlers in turns until the budget is spent; queue those that are still unfinished."""
         served, self._unfinished = self._unfinished, []
         left = deque(served)
@@ -441,7 +441,7 @@ class Poller:
                 handler.fail(error)
                 continue
             if out:
-                repliers.append(handler)
+                senders.append(handler)
                 outputs.append(out)
         for handler in left:
             self.queue(handler)
