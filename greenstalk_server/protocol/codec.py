@@ -93,13 +93,13 @@ def next_command_in_python(
 
 def _fastest() -> tuple[
     Callable[[dict[bytes, Command], tuple[bytes | Verb, ...], bytes, int, int], tuple[bytes, Command | None] | None],
-    Callable[[], object],
+    Callable[[], None],
 ]:
     """Return a function that does what `next_command_in_python` does, and one that drops the results that it keeps."""
     try:
         from greenstalk_server.protocol import _scan  # noqa: PLC0415  not in the pure Python build
     except ImportError:
-        return next_command_in_python, object
+        return next_command_in_python, lambda: None
     return _scan.next_command, _scan.forget
 
 

@@ -132,12 +132,12 @@ class Run(Work):
 
 
 class JobRun(Run):
-    """Commands for one shard, one of them at least about a job.
+    """Commands for one shard, at least one of them about a job.
 
-    If a job has moved to another shard, or may have, the reply MOVED says so, and the shard skips all commands behind
-    it. The command is repeated at the other shard, which is told the number of the move. If that shard does not know of
-    the move, it replies SKIPPED, and the command is repeated at the first one, which then knows that the job has not
-    arrived. At last the commands behind it are sent again.
+    If a job has moved to another shard, or may have, the shard replies MOVED, and skips the commands that follow. The
+    front sends the command to the other shard, behind the number of the move. If that shard does not know the move, it
+    replies SKIPPED; the front sends the command to the first shard again, which then knows that the job has not
+    arrived. Finally the front sends the skipped commands again.
     """
 
     __slots__ = (

@@ -61,7 +61,7 @@ def find(broker: Broker, id: int, hops: int = 0) -> Place:
     know of the move, this shard must be asked again, and then it does not name the same shard for the same move.
     """
     moves = moves_of(broker)
-    if not (hops or moves.sent or moves.departed or moves.locations):
+    if not (hops or moves.sent or moves.departed or moves.locations):  # neither side knows of a move
         return HERE
     job = broker.jobs.get(id)
     if job is not None:
